@@ -1,0 +1,30 @@
+"""The ``pgs`` command and its sub-commands."""
+
+from __future__ import annotations
+
+import typer
+
+from palingenesis.cli.demo import demo
+from palingenesis.cli.report import report
+from palingenesis.cli.verify import verify
+from palingenesis.cli.version import version
+
+
+def _same_with_underscores(word: str) -> str:
+    """``--num-steps`` and ``--num_steps`` are one option, ``no-gradient`` and ``no_gradient`` one value."""
+    return word.replace("-", "_")
+
+
+app = typer.Typer(
+    name="pgs",
+    help="Watch PyTorch training layer by layer; read, check and show what was recorded.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain help: laying it out with rich would cost more than everything else that `--help` does.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": _same_with_underscores, "help_option_names": ["-h", "--help"]},
+)
+
+for _command in (report, verify, demo, version):
+    app.command()(_command)

@@ -1,0 +1,92 @@
+"""Where events go: the record, the log, the caller's ``on_event``, and the counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from palingenesis.events import Event
+from palingenesis.record.writer import RecordWriter
+
+log = logging.getLogger("palingenesis")
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+
+# Which count an event adds to.
+_COUNTED = {
+    "alarm": "alarms",
+    "alarm_cleared": "alarms_cleared",
+    "loss_spike": "loss_spikes",
+    "nonfinite": "nonfinite",
+    "skipped_step": "skipped_steps",
+}
+
+
+class Journal:
+    """Takes every event of a run once.
+
+    Args:
+        writer: the record, or ``None`` where there is none (other ranks, an unwritable folder).
+        on_event: called with each event; what it raises becomes a ``monitor_error``.
+        quiet: log nothing (every rank but the first).
+    """
+
+    def __init__(
+        self, writer: RecordWriter | None, on_event: Callable[[Event], object] | None, *, quiet: bool
+    ) -> None:
+        self.writer, self._on_event, self._quiet = writer, on_event, quiet
+        self.events: list[Event] = []
+        self.counts = {
+            "alarms": 0,
+            "alarms_cleared": 0,
+            "loss_spikes": 0,
+            "nonfinite": 0,
+            "skipped_steps": 0,
+            "checks": 0,
+            "checks_without_gradients": 0,
+        }
+        self.errors = 0
+
+    def tell(self, events: Iterable[Event]) -> None:
+        """Write, count, log and hand on events, in this order, so that a failing callback loses nothing."""
+        told = list(events)
+        if not told:
+            return
+        if self.writer is not None:
+            told = self.writer.events(told)
+        for event in told:
+            self.events.append(event)
+            if event.event in _COUNTED:
+                self.counts[_COUNTED[event.event]] += 1
+            self._log(event)
+        if self._on_event is not None:
+            for event in told:
+                self._hand_on(event)
+
+    def _log(self, event: Event) -> None:
+        # The alarms of an incident are told by its one line.
+        in_incident = event.event == "alarm" and event.incident
+        if not self._quiet and not in_incident:
+            log.log(_LEVELS[event.severity], "step %d: %s: %s", event.step, event.event, event.message)
+
+    def _hand_on(self, event: Event) -> None:
+        assert self._on_event is not None
+        try:
+            self._on_event(event)
+        except Exception as error:  # noqa: BLE001 - the callback is anyone's code
+            self._on_event_failed(event, error)
+
+    def _on_event_failed(self, event: Event, error: Exception) -> None:
+        # The callback is the caller's code; it is not called again, so that it cannot fail at every event.
+        self._on_event = None
+        self.failed(error, "on_event", event.step)
+
+    def failed(self, error: Exception, where: str, step: int) -> None:
+        """Turn a failure of the monitor itself into one ``monitor_error``; later ones are only counted."""
+        self.errors += 1
+        log.debug("the monitor failed in %s at step %d", where, step, exc_info=error)
+        if self.errors > 1:
+            return
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        message = f"the monitor failed in {where} and training goes on: {told}"
+        self.tell([Event("monitor_error", step, "warning", message, {"error": told, "where": where})])

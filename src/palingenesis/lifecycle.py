@@ -1,0 +1,56 @@
+"""The events of a run as a whole: its start, its end, and what could be said of it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palingenesis.events import Event
+from palingenesis.record.format import RECORD_VERSION
+
+
+def started(name: str | None, step: int) -> Event:
+    fields = {"record_version": RECORD_VERSION, "name": name}
+    return Event("run_started", step, "info", f"run {name!r} started" if name else "run started", fields)
+
+
+def resumed(step: int) -> Event:
+    return Event("run_resumed", step, "info", f"the run goes on from step {step}", {"from_step": step})
+
+
+def ended(step: int, error: BaseException | None) -> Event:
+    """The last event; of an exception only its type and first line are kept."""
+    named = name_of(error)
+    told = f"the run ended after {step} steps" + (f" with {named}" if named else "")
+    fields = {"reason": reason_of(error), "error": named, "steps": step}
+    return Event("run_ended", step, "warning" if named else "info", told, fields)
+
+
+def reason_of(error: BaseException | None) -> str:
+    return "completed" if error is None else "exception"
+
+
+def name_of(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+
+
+def loss_reduced(step: int, shape: Sequence[int]) -> Event:
+    message = f"the loss has shape {list(shape)}: its mean is recorded; pass one number to record another"
+    return Event("loss_reduced", step, "info", message, {"shape": list(shape)})
+
+
+def clipped_gradients(step: int, norm: float) -> Event:
+    message = f"gradients arrive clipped to norm {norm:.4g}; what clipping does to all layers is taken out"
+    return Event("clipped_gradients", step, "info", message, {"norm": norm})
+
+
+def sharded_layers(step: int, layers: Sequence[str]) -> Event:
+    reason = "their parameters are sharded over processes"
+    return Event(
+        "signal_unavailable",
+        step,
+        "info",
+        f"gradient norms of {len(layers)} layers are not read: {reason}",
+        {"signal": "gradient_norm", "reason": reason, "layers": list(layers)},
+    )

@@ -1,0 +1,400 @@
+"""Monitor: what a training loop calls. It schedules the checks and joins the parts; it owns nothing else.
+
+``step`` notes the loss and lets the guard fold the gradients on the device; every ``check_every`` steps it
+sends the norms to the host, and when they have arrived they go through ``watch/`` into the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from palingenesis import lifecycle
+from palingenesis.changes import Inventory, unwrap_optimizers
+from palingenesis.config import MonitorConfig, configured
+from palingenesis.describe import describe_layers, describe_run, rank_and_world_size
+from palingenesis.errors import ConfigError, MonitorClosedError
+from palingenesis.events import Event
+from palingenesis.journal import Journal, log
+from palingenesis.layers import is_sharded
+from palingenesis.opening import continue_from_record, open_record
+from palingenesis.record.verdict import Verdict, judge
+from palingenesis.scaling import Scaler
+from palingenesis.signals.gradients import GradientReader, PendingCheck
+from palingenesis.signals.tape import StepTape, TapeCut
+from palingenesis.watch.reading import CheckReading
+from palingenesis.watchers import Watchers
+
+Gradients = Literal["raw", "clipped", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interval:
+    """The steps since the last check, on their way: what the host knew, and what is still to arrive."""
+
+    check: PendingCheck
+    reader: GradientReader
+    losses: TapeCut
+    scales: TapeCut
+    times: dict[int, float]
+    learning_rate: float | None
+
+
+class Monitor:
+    """Watches the gradients and the loss of a training loop.
+
+    Call :meth:`step` once an optimizer step, after ``backward`` (and ``scaler.unscale_``, if used) and
+    before ``optimizer.step()``; at the end :meth:`close`, or use it as a context manager.
+
+    Args:
+        model: the model, wrapped (DDP, ``torch.compile``, …) or not. Nothing is registered on it.
+        optimizer: the optimizer, or several. Without one, every parameter that requires a gradient counts
+            as trained.
+        out: folder of the record; ``None`` keeps none.
+        config: every threshold.
+        check_every, warmup, sigma, layers: shortcuts that override ``config``.
+        scaler: the ``torch.amp.GradScaler``, if there is one.
+        name: a name for the run, shown in reports.
+        resume: continue the record in ``out``, and the baselines in it.
+        overwrite: replace the record in ``out``.
+        on_event: called with every :class:`~palingenesis.Event`. What it raises is logged, not passed on.
+        gradients: ``"raw"`` if they are known to be unclipped at :meth:`step`, ``"clipped"`` if they are
+            clipped, ``"unknown"`` to find out.
+        start_step: the step that training goes on from; by default the last one recorded when resuming,
+            else 0.
+
+    Raises:
+        ConfigError: an option that cannot work.
+        LayerError: nothing to watch.
+        RecordExistsError, RecordBusyError: ``out`` holds a run, or another process writes to it. A folder
+            that cannot be written at all is only logged: the run is then monitored without a record.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any = None,
+        out: str | Path | None = "pgs_run",
+        *,
+        config: MonitorConfig | None = None,
+        check_every: int | None = None,
+        warmup: int | None = None,
+        sigma: float | None = None,
+        layers: Sequence[str] | None = None,
+        scaler: Any = None,
+        name: str | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        on_event: Callable[[Event], object] | None = None,
+        gradients: Gradients = "unknown",
+        start_step: int | None = None,
+    ) -> None:
+        self.config = configured(config, check_every=check_every, warmup=warmup, sigma=sigma, layers=layers)
+        if gradients not in ("raw", "clipped", "unknown"):
+            raise ConfigError(f"gradients={gradients!r} cannot be used: give 'raw', 'clipped' or 'unknown'")
+        self._optimizers = unwrap_optimizers(optimizer)
+        self._scaler = Scaler(scaler, self._optimizers)
+        self._inventory = Inventory(model, self._optimizers, self.config.layers)
+        self._watchers = Watchers(self._inventory, self.config, raw=gradients == "raw")
+        self._reader = GradientReader(self._inventory.layers, guard=self.config.guard_every_step)
+        self._gradients: str = gradients
+        self._losses, self._scales = StepTape(self.config.check_every), StepTape(self.config.check_every)
+        self._times: dict[int, float] = {}
+        self._noted: torch.Tensor | float | None = None
+        self._on_the_way: deque[_Interval] = deque()
+        self._loss_reduced = self._closed = False
+        self._judged = 0
+        rank, _ = rank_and_world_size()
+        info = describe_run(model, self._inventory.layers, self._optimizers)
+        info |= {"name": name, "gradients": gradients, "config": self.config.model_dump(mode="json")}
+        writer = open_record(out, info, resume=resume, overwrite=overwrite) if rank == 0 else None
+        self._journal = Journal(writer, on_event, quiet=rank != 0)
+        self._resuming = writer is not None and writer.resumed
+        recorded = writer.last_step if writer is not None and writer.resumed else 0
+        self._step = recorded if start_step is None else start_step
+        if not self._resuming:
+            self._journal.tell([lifecycle.started(name, self._step)])
+        sharded = [layer for layer, reason in self._inventory.layers.not_watched if "sharded" in reason]
+        if sharded:
+            self._journal.tell([lifecycle.sharded_layers(self._step, sharded)])
+
+    # -- what a training loop calls ----------------------------------------------------------------------
+
+    def step(self, loss: torch.Tensor | float | None = None) -> None:
+        """Count one optimizer step and look at it.
+
+        Args:
+            loss: the step's loss, a number or a tensor of any dtype, on the graph or not. More than one
+                element is recorded as the mean. Without it, the last :meth:`note_loss` counts.
+
+        Raises:
+            MonitorClosedError: the monitor was closed. Nothing else is ever raised from here.
+        """
+        if self._closed:
+            raise MonitorClosedError(
+                "step() after close(): make a new Monitor (resume=True goes on with the record)"
+            )
+        self._step += 1
+        try:
+            with torch.no_grad():
+                self._look(loss)
+        except Exception as error:  # noqa: BLE001 - a failing monitor must never end the run
+            self._journal.failed(error, "step", self._step)
+
+    def note_loss(self, loss: torch.Tensor | float) -> None:
+        """Remember a loss for the next :meth:`step` that is called without one."""
+        self._noted = loss.detach() if isinstance(loss, torch.Tensor) else loss
+
+    def close(self) -> None:
+        """Judge what is left, write the end of the record and the report.
+
+        Raises:
+            MonitorClosedError: it was closed before.
+        """
+        if self._closed:
+            raise MonitorClosedError("close() after close(): the record and the report are written already")
+        self._end(None)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._closed:
+            self._end(error)
+
+    # -- what it knows -----------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that was told so far."""
+        return list(self._journal.events)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many alarms, clearings, spikes, … so far."""
+        return dict(self._journal.counts)
+
+    @property
+    def verdict(self) -> str:
+        """One word on the run as if it ended now."""
+        return self._verdict().word
+
+    @property
+    def global_step(self) -> int:
+        """The number of the last step."""
+        return self._step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step and baselines, as plain numbers and lists: put it into your checkpoint."""
+        self._arrive(wait=True)
+        return {"step": self._step, "watchers": self._watchers.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's :meth:`state_dict`."""
+        self._step = int(state["step"])
+        self._watchers.load_state_dict(state["watchers"])
+        if self._resuming:
+            self._resuming = False
+            self._journal.tell([lifecycle.resumed(self._step)])
+
+    def _verdict(self) -> Verdict:
+        counts = self._journal.counts
+        return judge(
+            self._journal.events,
+            counts["checks"],
+            counts["checks_without_gradients"],
+            self._judged,
+            {"reason": "completed", "steps": self._step},
+        )
+
+    # -- one step ----------------------------------------------------------------------------------------
+
+    def _look(self, loss: torch.Tensor | float | None) -> None:
+        step = self._step
+        if self._resuming:
+            self._resume()
+        self._arrive(wait=False)
+        self._times[step] = time.time()
+        self._note(step, self._noted if loss is None else loss)
+        self._noted = None
+        scale = self._scaler.scale
+        if scale is not None:
+            self._scales.note(step, scale)
+        due = step % self.config.check_every == 0
+        if due:
+            self._follow_changes()
+        if due or self.config.guard_every_step:
+            self._reader.look(step, self._scaler.still_in_gradients)
+        if due:
+            self._on_the_way.append(self._send(step))
+            self._arrive(wait=False)
+
+    def _note(self, step: int, loss: torch.Tensor | float | None) -> None:
+        if loss is None:
+            return
+        if isinstance(loss, torch.Tensor):
+            self._losses.note(step, self._one_number(step, loss))
+        else:
+            self._losses.note(step, loss)
+
+    def _one_number(self, step: int, loss: torch.Tensor) -> torch.Tensor | float:
+        whole: torch.Tensor = loss.full_tensor() if is_sharded(loss) else loss  # type: ignore[attr-defined]
+        if whole.numel() == 1:
+            return whole
+        if not self._loss_reduced:
+            self._loss_reduced = True
+            self._journal.tell([lifecycle.loss_reduced(step, whole.shape)])
+        return whole.detach().double().mean() if whole.numel() else math.nan
+
+    def _follow_changes(self) -> None:
+        changed = self._inventory.refresh(self._step)
+        if changed is None:
+            return
+        self._arrive(wait=True)
+        self._watchers.follow(self._inventory)
+        self._reader = GradientReader(self._inventory.layers, guard=self.config.guard_every_step)
+        if self._journal.writer is not None:
+            self._journal.writer.update_info(**describe_layers(self._inventory.layers))
+        self._journal.tell([changed])
+
+    def _send(self, step: int) -> _Interval:
+        extra = {}
+        for name, tape in (("losses", self._losses), ("scales", self._scales)):
+            if tape.buffer is not None:
+                extra[name] = tape.buffer
+        check = self._reader.send(step, extra)
+        times, self._times = self._times, {}
+        return _Interval(
+            check, self._reader, self._losses.take(), self._scales.take(), times, self._learning_rate()
+        )
+
+    def _learning_rate(self) -> float | None:
+        rates = [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        known = [float(r) for r in rates if not isinstance(r, torch.Tensor) or r.device.type == "cpu"]
+        return max(known, default=None)
+
+    # -- when the numbers have arrived -------------------------------------------------------------------
+
+    def _arrive(self, *, wait: bool) -> None:
+        while self._on_the_way and (wait or self._on_the_way[0].check.packet.ready):
+            self._check(self._on_the_way.popleft())
+
+    def _check(self, interval: _Interval) -> None:
+        reading, losses, scales = self._decode(interval)
+        counts = self._journal.counts
+        counts["checks"] += 1
+        counts["checks_without_gradients"] += not reading.saw_gradients
+        events = self._watchers.check(reading, losses, scales)
+        self._judged = max(self._judged, self._watchers.layers.judged)
+        events += self._find_clipping(reading.step)
+        self._record(interval, reading, losses)
+        self._journal.tell(events)
+
+    def _decode(
+        self, interval: _Interval
+    ) -> tuple[CheckReading, list[tuple[int, float]], list[tuple[int, float]]]:
+        arrays = interval.check.packet.arrays()
+        reading = interval.reader.decode(interval.check, arrays)
+        losses = interval.losses.values(arrays.get("losses"))
+        return reading, losses, interval.scales.values(arrays.get("scales"))
+
+    def _find_clipping(self, step: int) -> list[Event]:
+        norm = self._watchers.layers.clipped_norm
+        if self._gradients != "unknown" or norm is None:
+            return []
+        self._gradients = "clipped"
+        if self._journal.writer is not None:
+            self._journal.writer.update_info(gradients="clipped")
+        return [lifecycle.clipped_gradients(step, norm)]
+
+    def _record(self, interval: _Interval, reading: CheckReading, losses: list[tuple[int, float]]) -> None:
+        writer = self._journal.writer
+        if writer is None:
+            return
+        self._record_metrics(interval, losses, reading)
+        norms = [None if gone else float(n) for n, gone in zip(reading.norm, reading.absent, strict=True)]
+        writer.check(reading.step, self._watchers.layers.judged, self._inventory.layers.names, norms)
+
+    def _record_metrics(
+        self, interval: _Interval, losses: list[tuple[int, float]], reading: CheckReading | None
+    ) -> None:
+        assert self._journal.writer is not None
+        by_step = dict(losses)
+        for step, when in interval.times.items():
+            row: dict[str, Any] = {"train/global_step": step, "time": when}
+            if step in by_step:
+                row["train/loss"] = by_step[step]
+            if reading is not None and step == reading.step:
+                seen = "train/grad_norm" if self._gradients == "clipped" else "train/grad_norm_raw"
+                row[seen] = float(np.linalg.norm(reading.norm))
+                if interval.learning_rate is not None:
+                    row["train/lr"] = interval.learning_rate
+            self._journal.writer.metrics(row)
+
+    # -- beginning and end -------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        self._resuming = False
+        before = self._step - 1
+        self._journal.tell([lifecycle.resumed(before)])
+        assert self._journal.writer is not None
+        continue_from_record(self._journal.writer.folder, before, self._watchers)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._closed = True
+        try:
+            self._arrive(wait=True)
+            self._close_interval()
+        except Exception as failure:  # noqa: BLE001 - as above
+            self._journal.failed(failure, "close", self._step)
+        self._journal.tell([lifecycle.ended(self._step, error)])
+        self._close_record(
+            {
+                "reason": lifecycle.reason_of(error),
+                "error": lifecycle.name_of(error),
+                "steps": self._step,
+                "counts": self.counts,
+            }
+        )
+
+    def _close_interval(self) -> None:
+        """Judge the steps after the last check: their losses, and what the guard saw."""
+        interval = self._send(self._step)
+        reading, losses, scales = self._decode(interval)
+        scale = self._scaler.scale
+        guarded = reading if interval.check.guarded_steps else None
+        events = self._watchers.close(guarded, losses, scales, None if scale is None else float(scale))
+        if self._journal.writer is not None:
+            self._record_metrics(interval, losses, None)
+        self._journal.tell(events)
+
+    def _close_record(self, end: dict[str, Any]) -> None:
+        writer = self._journal.writer
+        if writer is None:
+            return
+        writer.close(end)
+        try:
+            # Late: a run that is never closed need not load the report's templates.
+            from palingenesis.record.reader import load_run
+            from palingenesis.report import write_html
+
+            run = load_run(writer.folder)
+            page = write_html(run)
+        except Exception as error:  # noqa: BLE001 - the record is whole; a page can be written again
+            log.warning(
+                "the report of %s could not be written: %s: %s", writer.folder, type(error).__name__, error
+            )
+            return
+        log.info("%s: %s; report: %s", run.verdict, run.verdict_sentence, page)

@@ -1,0 +1,162 @@
+"""One word on a run, from what its record holds and nothing else.
+
+Worst first; the first that holds is the verdict:
+
+    CRITICAL          a critical event
+    NOT MONITORED     checks were made and none saw a gradient
+    PARTLY MONITORED  some checks saw no gradient, or a part of the monitor failed
+    WARNING           an event of severity warning
+    INTERRUPTED       no end in the record, or an exception ended the run
+    UNKNOWN           no check was made, or none in which an alarm could have fired
+    HEALTHY           none of these
+
+Events whose steps were run again after a resume do not count, but the sentence mentions them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from palingenesis.events import Event
+
+CRITICAL = "CRITICAL"
+NOT_MONITORED = "NOT MONITORED"
+PARTLY_MONITORED = "PARTLY MONITORED"
+WARNING = "WARNING"
+INTERRUPTED = "INTERRUPTED"
+UNKNOWN = "UNKNOWN"
+HEALTHY = "HEALTHY"
+
+#: All of them, worst first.
+WORDS = (CRITICAL, NOT_MONITORED, PARTLY_MONITORED, WARNING, INTERRUPTED, UNKNOWN, HEALTHY)
+
+#: How the run ended is a verdict of its own, INTERRUPTED, and no finding about the model.
+_ENDINGS = frozenset({"run_ended"})
+#: Of events at the same step, what says most about where it began.
+_TELLING_FIRST = ("incident", "alarm")
+_LONGEST_ERROR = 160
+
+
+class Verdict(NamedTuple):
+    word: str
+    sentence: str
+
+
+def judge(
+    events: Sequence[Event],
+    checks: int,
+    checks_without_gradients: int,
+    judged: int,
+    end: Mapping[str, Any] | None,
+) -> Verdict:
+    """The verdict on a run.
+
+    Args:
+        events: all events so far.
+        checks: how many checks were made.
+        checks_without_gradients: how many of them saw no gradient in any layer.
+        judged: the most layers that had a finished baseline at any check; 0 while still warming up.
+        end: ``end`` of run.json, ``None`` while the run has none.
+    """
+    word, fact = _decide(
+        [event for event in events if not event.superseded], checks, checks_without_gradients, judged, end
+    )
+    parts = [fact]
+    error = _error(end)
+    if error is not None and word != INTERRUPTED:
+        parts.append(f"the run then ended with {error}")
+    rerun = sum(bool(event.superseded) and _is_bad(event) for event in events)
+    if rerun:
+        noun = "event" if rerun == 1 else "events"
+        parts.append(f"{rerun} bad {noun} of steps that were run again after a resume not counted")
+    return Verdict(word, "; ".join(parts))
+
+
+def _decide(
+    events: Sequence[Event],
+    checks: int,
+    without: int,
+    judged: int,
+    end: Mapping[str, Any] | None,
+) -> tuple[str, str]:
+    critical = [event for event in events if event.severity == "critical"]
+    if critical:
+        return CRITICAL, _first(critical)
+    if checks and without >= checks:
+        every = "the only check" if checks == 1 else f"none of the {checks} checks"
+        seen = "saw no gradient" if checks == 1 else "saw a gradient"
+        return NOT_MONITORED, f"{every} {seen}: was step() called before loss.backward()?"
+    failed = [event for event in events if event.event == "monitor_error"]
+    if failed:
+        return PARTLY_MONITORED, _first(failed)
+    if without:
+        return PARTLY_MONITORED, f"{without} of {checks} checks saw no gradient"
+    warnings = [event for event in events if _is_bad(event)]
+    if warnings:
+        return WARNING, _first(warnings)
+    return _without_findings(checks, judged, end)
+
+
+def _without_findings(checks: int, judged: int, end: Mapping[str, Any] | None) -> tuple[str, str]:
+    if end is None:
+        return INTERRUPTED, "the record has no end: the run was killed, or is still running"
+    error = _error(end)
+    if error is not None:
+        return INTERRUPTED, f"the run ended with {error} after {_count(end.get('steps'), 'step')}"
+    length = _count(end.get("steps"), "step")
+    if not checks:
+        return UNKNOWN, f"no check was made: the run ended after {length}, before the first check"
+    if not judged:
+        return UNKNOWN, (
+            f"still warming up after {length}: no layer had a finished baseline in {_count(checks, 'check')}"
+            ", so no alarm could have fired"
+        )
+    return HEALTHY, f"{_count(checks, 'check')} in {length}, no alarm and nothing wrong with the loss"
+
+
+def _is_bad(event: Event) -> bool:
+    return event.severity != "info" and event.event not in _ENDINGS
+
+
+def _first(events: Sequence[Event]) -> str:
+    """What happened first, and how much more did."""
+    step = min(event.step for event in events)
+    together = [event for event in events if event.step == step]
+    telling = [event for name in _TELLING_FIRST for event in together if event.event == name]
+    first = (telling or together)[0]
+    text = _describe(first)
+    more = len(events) - 1
+    return f"{text} (and {more} more)" if more else text
+
+
+def _describe(event: Event) -> str:
+    what = f"{event.event} ({event.diagnosis})" if event.diagnosis else event.event
+    where = _layer(event)
+    place = f" in {where}" if where else ""
+    return f"{what}{place} at step {event.step}: {_one_line(event.message)}"
+
+
+def _layer(event: Event) -> str | None:
+    layers = event.layers
+    if isinstance(layers, (list, tuple)) and layers:
+        rest = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        return f"{event.origin or event.layer or layers[0]}{rest}"
+    return str(event.layer) if event.layer else None
+
+
+def _error(end: Mapping[str, Any] | None) -> str | None:
+    if end is None or end.get("reason") != "exception":
+        return None
+    return _one_line(str(end.get("error") or "an exception"))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_ERROR else line[: _LONGEST_ERROR - 1] + "…"
+
+
+def _count(number: Any, noun: str) -> str:
+    if not isinstance(number, int):
+        return f"an unknown number of {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

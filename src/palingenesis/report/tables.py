@@ -1,0 +1,312 @@
+"""The tables of the page, as rows that the template only has to print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from palingenesis.config import MonitorConfig
+from palingenesis.events import Event
+from palingenesis.report.episodes import Episode
+from palingenesis.report.facts import Facts
+from palingenesis.report.heatmap import describe_value
+from palingenesis.report.history import History
+from palingenesis.report.moments import diagnosis_in_words
+from palingenesis.report.words import count, duration, moment, number, step_number, times, visible
+
+_LONG_MESSAGE = 320
+_SEVERITIES = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True)
+class EventRow:
+    step: str
+    event: str
+    severity: str
+    layer: str
+    message: str
+    superseded: bool
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    name: str
+    first: str
+    last: str
+    baseline: str
+    farthest: str
+    missing: str
+    alarms: str
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    name: str
+    value: str
+    meaning: str
+    changed: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to show, and how many there are in all."""
+
+    rows: list[Any]
+    total: int
+
+    @property
+    def left_out(self) -> int:
+        return self.total - len(self.rows)
+
+
+def event_rows(facts: Facts, most: int, name_length: int) -> Rows:
+    """The events in the order of the record; when there are too many, the severe ones are kept."""
+    order = {severity: rank for rank, severity in enumerate(_SEVERITIES)}
+    positions = sorted(
+        range(len(facts.events)), key=lambda i: (order.get(facts.events[i].severity, len(order)), i)
+    )
+    kept = sorted(positions[:most])
+    rows = [_event_row(facts.events[i], name_length) for i in kept]
+    return Rows(rows, len(facts.events))
+
+
+def _event_row(event: Event, name_length: int) -> EventRow:
+    return EventRow(
+        step=step_number(event.step),
+        event=event.event.replace("_", " "),
+        severity=event.severity,
+        layer=visible(event.layer, name_length) if event.layer else "",
+        message=visible(event.message, max(_LONG_MESSAGE, name_length)),
+        superseded=bool(event.superseded),
+    )
+
+
+def layer_rows(history: History, episodes: Iterable[Episode], most: int, name_length: int) -> Rows:
+    """A row a layer in forward order; of too many, those farthest from their baseline are kept."""
+    alarms: dict[str, list[str]] = {}
+    for episode in episodes:
+        if not episode.superseded:
+            alarms.setdefault(episode.layer, []).append(diagnosis_in_words(episode.diagnosis))
+    norms = history.norms
+    layers = range(len(norms.names))
+    worst = np.fmax.reduce(np.abs(history.departure), axis=0, initial=-1.0)
+    ranked = sorted(layers, key=lambda i: (norms.names[i] not in alarms, -worst[i]))
+    rows = [
+        _layer_row(history, i, alarms.get(norms.names[i], []), name_length) for i in sorted(ranked[:most])
+    ]
+    return Rows(rows, len(norms.names))
+
+
+def _layer_row(history: History, layer: int, alarms: list[str], name_length: int) -> LayerRow:
+    norms = history.norms
+    departure = history.departure[:, layer]
+    farthest = "–"
+    if np.isfinite(departure).any():
+        check = int(np.nanargmax(np.abs(departure)))
+        farthest = f"{times(float(departure[check]))} it, step {step_number(norms.steps[check])}"
+    mean = history.mean[:, layer]
+    known = mean[np.isfinite(mean)]
+    masks = (
+        ("zero", norms.zero),
+        ("None", norms.absent),
+        ("not watched", norms.unwatched),
+        ("not finite", norms.nonfinite),
+    )
+    missing = [f"{int(mask[:, layer].sum()):,} {words}" for words, mask in masks if mask[:, layer].any()]
+    last = len(norms.steps) - 1
+    return LayerRow(
+        name=visible(norms.names[layer], name_length),
+        first=_norm(history, 0, layer),
+        last=_norm(history, last, layer),
+        baseline=number(float(10 ** known[-1]), 3) if len(known) else "–",
+        farthest=farthest,
+        missing=", ".join(missing) or "–",
+        alarms=", ".join(f"{n}× {what}" if n > 1 else what for what, n in Counter(alarms).items()) or "–",
+    )
+
+
+def _norm(history: History, check: int, layer: int) -> str:
+    norms = history.norms
+    value = float(norms.norm[check, layer])
+    if not np.isfinite(value) or value == 0:
+        return describe_value(history, check, layer)
+    return number(value, 3)
+
+
+def option_rows(stored: dict[str, Any]) -> list[OptionRow]:
+    """Every option the run had, with its meaning and whether it differs from the default."""
+    rows = []
+    for name, value in stored.items():
+        field = MonitorConfig.model_fields.get(name)
+        default = None if field is None else field.default
+        same = (
+            list(value) == list(default) if isinstance(value, (list, tuple)) and default else value == default
+        )
+        rows.append(
+            OptionRow(
+                name=visible(name),
+                value=_option_value(value),
+                meaning=(field.description or "") if field else "not known to this version",
+                changed=not same,
+            )
+        )
+    return rows
+
+
+def _option_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(visible(item) for item in value)
+    return f"{value:g}" if isinstance(value, (int, float)) else visible(value)
+
+
+def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
+    """The figures at the head of the page: what, how many, and a remark."""
+    counts = facts.counts
+    finite = facts.loss[np.isfinite(facts.loss)]
+    still_open = len(facts.open_episodes)
+    figures = [
+        ("Steps", step_number(facts.last_step), _took(facts)),
+        ("Checks", f"{counts['checks']:,}", _judged(facts)),
+        ("Layers watched", f"{len(facts.layers):,}", _skipped_layers(facts)),
+        ("Layer alarms", f"{counts['alarms']:,}", f"{still_open:,} not cleared" if counts["alarms"] else ""),
+        ("Loss spikes", f"{counts['loss_spikes']:,}", ""),
+        ("Non-finite", f"{counts['nonfinite']:,}", "episodes" if counts["nonfinite"] else ""),
+    ]
+    if len(finite):
+        figures.append(("Loss", number(float(finite[-1])), f"from {number(float(finite[0]))}"))
+    return figures
+
+
+def _took(facts: Facts) -> str:
+    end = facts.end
+    spent = duration(facts.info.get("start"), end.get("time")) if end else None
+    return f"in {spent}" if spent else ("" if end else "no end in the record")
+
+
+def _judged(facts: Facts) -> str:
+    if not facts.checks:
+        return ""
+    if facts.first_judged_step is None:
+        return "all in the warm-up"
+    return f"alarms possible from step {step_number(facts.first_judged_step)}"
+
+
+def _skipped_layers(facts: Facts) -> str:
+    return f"{len(facts.not_watched):,} not watched" if facts.not_watched else ""
+
+
+def monitored(facts: Facts) -> list[tuple[str, str]]:
+    """What was monitored, as pairs of a question and its answer."""
+    config, counts = facts.config, facts.counts
+    pairs = [
+        ("Layers", _layers_answer(facts)),
+        ("Checks", f"{count(counts['checks'], 'check')}, one every {count(config.check_every, 'step')}"),
+        ("Checks without any gradient", f"{counts['checks_without_gradients']:,}"),
+        ("Alarms possible", _alarms_answer(facts)),
+        ("Layers that never had a baseline", _never_judged(facts)),
+        (
+            "Between two checks",
+            "the largest norm of every layer and the first step that was not finite"
+            if config.guard_every_step
+            else "only the loss: guard_every_step was off, so a fault that came and went there is not seen",
+        ),
+        (
+            "Gradients",
+            _GRADIENTS.get(str(facts.info.get("gradients")), "not known whether they were clipped first"),
+        ),
+        ("Loss", _loss_answer(facts)),
+        ("Steps skipped by the gradient scaler", f"{counts['skipped_steps']:,}"),
+    ]
+    resumed = facts.info.get("resumed_from") or []
+    if resumed:
+        pairs.append(("Resumed", "from step " + ", ".join(step_number(step) for step in resumed)))
+    return pairs
+
+
+_GRADIENTS = {
+    "raw": "read before clipping",
+    "clipped": "read after clipping; what that does to all layers alike was taken out before one was judged",
+}
+
+
+def _layers_answer(facts: Facts) -> str:
+    watched = len(facts.layers)
+    model = facts.info.get("model") or {}
+    total = model.get("layers") or watched + len(facts.not_watched)
+    return f"{watched:,} of {count(int(total), 'layer')}"
+
+
+def _alarms_answer(facts: Facts) -> str:
+    if facts.first_judged_step is None:
+        return f"never: the baseline needs {facts.config.warmup} checks with gradients"
+    return f"from step {step_number(facts.first_judged_step)}, when the first baseline was finished"
+
+
+def _never_judged(facts: Facts) -> str:
+    if not len(facts.judged):
+        return "all"
+    return f"{max(0, len(facts.layers) - int(facts.judged.max())):,}"
+
+
+def _loss_answer(facts: Facts) -> str:
+    if not facts.loss_given.any():
+        return "never passed to the monitor, so nothing can be said about it"
+    finite = int(np.isfinite(facts.loss).sum())
+    bad = int((~np.isfinite(facts.loss) & facts.loss_given).sum())
+    return f"{count(finite, 'finite value')}" + (f", {count(bad, 'non-finite value')}" if bad else "")
+
+
+def gaps(facts: Facts) -> list[str]:
+    """What the monitor said it could not see, and where it failed."""
+    told = [
+        f"step {step_number(e.step)}: {visible(e.message, _LONG_MESSAGE)}"
+        for e in facts.of_kind("signal_unavailable")
+    ]
+    return told + [
+        f"step {step_number(e.step)}: {visible(e.message, _LONG_MESSAGE)}"
+        for e in facts.of_kind("monitor_error")
+    ]
+
+
+def not_watched(facts: Facts, most: int) -> list[tuple[str, list[str], int]]:
+    """Reasons with their layers, and how many of them are not named."""
+    reasons: dict[str, list[str]] = {}
+    for entry in facts.not_watched:
+        reasons.setdefault(visible(entry.get("reason", "")), []).append(visible(entry.get("layer", ""), 200))
+    return [(reason, layers[:most], max(0, len(layers) - most)) for reason, layers in reasons.items()]
+
+
+def about_run(facts: Facts) -> list[tuple[str, str]]:
+    """Who and what, for the foot of the page."""
+    info, model = facts.info, facts.info.get("model") or {}
+    versions = info.get("versions") or {}
+    optimizer, parallel = info.get("optimizer") or {}, info.get("parallelism") or {}
+    pairs = [
+        ("Run", visible(info.get("run_id") or "–")),
+        ("Started", moment(info.get("start"))),
+        ("Ended", _ended(facts)),
+        (
+            "Model",
+            f"{visible(model.get('class', '–'), 120)}, {number(model.get('parameters'))} parameters, "
+            f"{number(model.get('trainable'))} trained",
+        ),
+        ("Optimizer", visible(optimizer.get("class", "–"), 120)),
+        ("Processes", number(parallel.get("world_size"))),
+        ("Versions", ", ".join(f"{visible(k)} {visible(v)}" for k, v in versions.items()) or "–"),
+        ("Folder", visible(facts.folder)),
+    ]
+    return pairs
+
+
+def _ended(facts: Facts) -> str:
+    end = facts.end
+    if end is None:
+        return "not in the record: the process was killed, or is still running"
+    error = f", {visible(end['error'], _LONG_MESSAGE)}" if end.get("error") else ""
+    return f"{moment(end.get('time'))}, {visible(end.get('reason', ''))}{error}"

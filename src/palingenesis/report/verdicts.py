@@ -1,0 +1,51 @@
+"""What each verdict means for the person who reads it, and what to do next."""
+
+from __future__ import annotations
+
+from palingenesis.report.facts import Facts
+from palingenesis.report.words import count, step_number
+
+_MEANINGS = {
+    "CRITICAL": "Something happened that training does not recover from by itself.",
+    "NOT MONITORED": "Nothing can be said about this run: no check saw a gradient.",
+    "PARTLY MONITORED": "Some of this run was not seen, so a fault may have gone unnoticed.",
+    "WARNING": "Something left its normal range and deserves a look.",
+    "INTERRUPTED": "Nothing was found up to where the record stops, and the run did not come to its end.",
+    "UNKNOWN": "No alarm could have fired, so nothing can be said.",
+    "HEALTHY": "Nothing left its normal range at any check.",
+}
+
+
+def meaning(facts: Facts) -> str:
+    """One sentence that holds for every run with this verdict."""
+    return _MEANINGS.get(facts.verdict, "")
+
+
+def advice(facts: Facts) -> str:
+    """What to do next, where no event says what to look at."""
+    config = facts.config
+    if facts.verdict == "NOT MONITORED":
+        return (
+            "Call mon.step(loss) after loss.backward() and before the gradients are cleared, and train "
+            "again: until then alarms cannot fire."
+        )
+    if facts.verdict == "UNKNOWN":
+        needed = config.check_every * (config.warmup + 1)
+        return (
+            f"A baseline needs {count(config.warmup, 'check')} and one more to compare with it, at step "
+            f"{needed:,} with check_every={config.check_every}; this run made "
+            f"{count(facts.checks, 'check')} in {count(facts.last_step, 'step')}. Train longer, or set check_every lower."
+        )
+    if facts.verdict == "INTERRUPTED" and facts.end is None:
+        return (
+            f"The record stops at step {step_number(facts.last_step)} without an end: the process was killed, "
+            "or it is still running. What came after that step is not known."
+        )
+    if facts.verdict == "INTERRUPTED":
+        last = step_number(facts.last_step)
+        return f"An exception ended training at step {last}; look for it in the program's own log."
+    if facts.verdict == "PARTLY MONITORED":
+        return "See below what was monitored and what was not."
+    if facts.verdict == "HEALTHY":
+        return "There is nothing to look at first."
+    return "The events below are in the order in which they happened."

@@ -1,0 +1,1 @@
+"""Tensors in, numbers out. Knows torch; knows nothing of alarms or files."""

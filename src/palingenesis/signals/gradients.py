@@ -1,0 +1,162 @@
+"""Every layer's gradient norm at a check, and at every step for the guard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from palingenesis.layers import Layers, Unit
+from palingenesis.signals.guard import ROWS, Guard
+from palingenesis.signals.norms import gradient_norms
+from palingenesis.signals.packet import Packet
+from palingenesis.watch.reading import Between, Bools, CheckReading, Floats, Presence
+
+
+class _OnDevice:
+    """The units whose gradients lie on one device, and their guard."""
+
+    def __init__(self, device: torch.device, members: list[tuple[int, Unit]]) -> None:
+        self.device = device
+        self.members = np.array([i for i, _ in members], dtype=np.int64)
+        self._units = [unit for _, unit in members]
+        self.norms: torch.Tensor | None = None
+        self.guard: Guard | None = None
+
+    def look(self, scale: torch.Tensor | None) -> torch.Tensor:
+        gradients = []
+        for unit in self._units:
+            gradient = unit.parameter.grad
+            if gradient is not None and unit.part is not None:
+                gradient = unit.part.of(gradient)
+            gradients.append(gradient)
+        self.norms = gradient_norms(gradients, self.device)
+        if scale is not None:
+            self.norms = self.norms / scale.to(self.device, non_blocking=True)
+        return self.norms
+
+
+@dataclass(frozen=True)
+class PendingCheck:
+    """A check on its way to the host. ``absent`` and ``frozen`` are known already, one entry a unit."""
+
+    step: int
+    absent: Bools
+    frozen: Bools
+    guarded_steps: int
+    packet: Packet
+
+
+class GradientReader:
+    """Reads the gradients of a model's watched layers.
+
+    Args:
+        layers: what to read.
+        guard: fold every step's norms, so that what comes and goes between two checks is seen.
+    """
+
+    def __init__(self, layers: Layers, *, guard: bool) -> None:
+        self.layers = layers
+        by_device: dict[torch.device, list[tuple[int, Unit]]] = {}
+        for i, unit in enumerate(layers.units):
+            by_device.setdefault(unit.parameter.device, []).append((i, unit))
+        self._devices = [_OnDevice(device, members) for device, members in by_device.items()]
+        self._with_guard = guard
+        self._owner = np.array(layers.owner, dtype=np.int64)
+        # Units are grouped by layer, so each layer is a slice that `reduceat` can reduce.
+        self._starts = np.flatnonzero(np.diff(self._owner, prepend=-1))
+
+    @torch.no_grad()
+    def look(self, step: int, scale: torch.Tensor | None = None) -> None:
+        """Fold one step's norms into the guard; nothing is read on the host.
+
+        Args:
+            step: the optimizer step.
+            scale: loss scale that the gradients still carry.
+        """
+        for device in self._devices:
+            norms = device.look(scale)
+            if self._with_guard:
+                if device.guard is None:
+                    device.guard = Guard(len(device.members), norms)
+                device.guard.fold(step, norms)
+
+    def send(self, step: int, extra: dict[str, torch.Tensor]) -> PendingCheck:
+        """Send the norms last looked at, and what the guard folded, on their way to the host.
+
+        Args:
+            step: the step that was looked at.
+            extra: other tensors to take along.
+        """
+        tensors = dict(extra)
+        guarded = 0
+        for i, device in enumerate(self._devices):
+            if device.norms is None:
+                continue
+            tensors[f"norms/{i}"] = device.norms
+            if device.guard is not None:
+                tensors[f"guard/{i}"] = device.guard.values
+                guarded = device.guard.steps
+        packet = Packet(tensors)
+        for device in self._devices:
+            if device.guard is not None:
+                device.guard.reset()
+        units = self.layers.units
+        absent = np.array([unit.parameter.grad is None for unit in units], dtype=bool)
+        frozen = np.array([not unit.parameter.requires_grad for unit in units], dtype=bool)
+        return PendingCheck(step, absent, frozen, guarded, packet)
+
+    def decode(self, check: PendingCheck, arrays: dict[str, Floats]) -> CheckReading:
+        """The reading of a check whose numbers have arrived."""
+        size = len(self.layers.units)
+        norms = np.zeros(size)
+        guard = np.zeros((len(ROWS), size))
+        for i, device in enumerate(self._devices):
+            if f"norms/{i}" in arrays:
+                norms[device.members] = arrays[f"norms/{i}"]
+            if f"guard/{i}" in arrays:
+                guard[:, device.members] = arrays[f"guard/{i}"]
+        if size == 0:
+            empty, none = np.zeros(0), np.zeros(0, dtype=bool)
+            return CheckReading(check.step, empty, none, none, Presence.of_check_only(check.step, none))
+        layer_norm = self._layer_norms(norms)
+        # A gradient of None that was there earlier in the interval still shows in the guard's folds.
+        now, layer_now = norms != 0, layer_norm != 0
+        units = Presence.of_check_only(check.step, now)
+        layers = Presence.of_check_only(check.step, layer_now)
+        between = None
+        if check.guarded_steps:
+            peak, peak_step, first, present, last = guard
+            units = Presence(now, check.guarded_steps, present, last)
+            layers = Presence(layer_now, check.guarded_steps, self._most(present), self._most(last))
+            between = self._between(check.guarded_steps, peak, peak_step, first)
+        return CheckReading(
+            check.step,
+            layer_norm,
+            np.logical_and.reduceat(check.absent, self._starts),
+            np.logical_and.reduceat(check.frozen, self._starts),
+            layers,
+            units,
+            between,
+        )
+
+    def _most(self, values: Floats) -> Floats:
+        return np.maximum.reduceat(values, self._starts)
+
+    def _layer_norms(self, norms: Floats) -> Floats:
+        """Root of the sum of squares over each layer's units, scaled so that no square leaves fp64."""
+        largest = self._most(norms)
+        scale = np.where(np.isfinite(largest) & (largest > 0), largest, 1.0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = np.add.reduceat((norms / scale[self._owner]) ** 2, self._starts)
+        return np.sqrt(squares) * scale
+
+    def _between(self, steps: int, peak: Floats, peak_step: Floats, first: Floats) -> Between:
+        """The layers' peaks: those of their loudest units, a lower bound that is off by √units at most."""
+        layer_peak = self._most(peak)
+        loudest = peak == layer_peak[self._owner]
+        at = self._most(np.where(loudest, peak_step, 0.0))
+        never = np.inf
+        earliest = np.minimum.reduceat(np.where(first > 0, first, never), self._starts)
+        return Between(steps, layer_peak, at, np.where(np.isfinite(earliest), earliest, 0.0))

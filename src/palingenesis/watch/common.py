@@ -1,0 +1,105 @@
+"""What all layers do together, told apart from what one of them does alone.
+
+Schedules, a loss scale, convergence and clipping move every layer's gradient by one factor. Judged layer
+by layer, one exploding layer under clipping makes all the innocent ones look vanishing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from palingenesis.config import MonitorConfig
+from palingenesis.watch.reading import Bools, Floats
+
+Kind = Literal["none", "common", "clipped"]
+
+# A common factor smaller than this (in decades, a factor of 1.6) is ordinary noise of the median: taking it
+# out would only add one layer's noise to another's.
+NEGLIGIBLE = 0.2
+
+# Layers must have moved by this many times the tolerance for a constant total norm to mean clipping, not a
+# gradient that simply is constant (full batch, tiny learning rate).
+VARIES = 10.0
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How far each judged layer is from its baseline at one check, in decades; NaN where it is not judged."""
+
+    step: int
+    shift: Floats
+    std: Floats
+    value: Floats
+    total: float
+
+
+def clipped(departures: Sequence[Departure], tolerance: float) -> bool:
+    """Whether the last checks, two or more, show one total norm while the layers vary: clipping."""
+    if len(departures) < 2:
+        return False
+    totals = np.array([departure.total for departure in departures])
+    if not np.all(np.isfinite(totals)) or totals.min() <= 0:
+        return False
+    if totals.max() > totals.min() * (1 + tolerance):
+        return False
+    moved = np.abs(departures[-1].value - departures[-2].value)
+    moved = moved[np.isfinite(moved)]
+    return moved.size > 0 and float(np.median(moved)) > VARIES * tolerance / math.log(10)
+
+
+def common_factor(shift: Floats, kind: Kind) -> float:
+    """The factor (in decades) that a hypothesis takes out of the shifts.
+
+    Clipping can only shrink, and the culprit shrinks least, so the lower median is taken there.
+    """
+    judged = np.sort(shift[np.isfinite(shift)])
+    if kind == "none" or judged.size == 0:
+        return 0.0
+    middle = float(judged[(judged.size - 1) // 2] if kind == "clipped" else np.median(judged))
+    return middle if abs(middle) >= NEGLIGIBLE else 0.0
+
+
+def hypothesis(departures: Sequence[Departure], config: MonitorConfig, *, raw: bool) -> Kind:
+    """Which common factor, if any, explains the newest departure.
+
+    Args:
+        departures: the last checks, newest last.
+        config: thresholds.
+        raw: the gradients are known to be unclipped.
+    """
+    if not config.common_mode:
+        return "none"
+    if not raw and clipped(departures, config.clip_tolerance):
+        return "clipped"
+    shift = departures[-1].shift
+    judged = shift[np.isfinite(shift)]
+    if judged.size < config.common_mode_min_layers:
+        return "none"
+    near = np.abs(judged - np.median(judged)) <= config.common_mode_spread
+    return "common" if float(near.mean()) >= config.common_mode_share else "none"
+
+
+def out_of_range(departure: Departure, kind: Kind, config: MonitorConfig) -> tuple[Bools, Bools]:
+    """Layers vanishing and exploding at one check, under a hypothesis about the common factor.
+
+    More than ``sigma`` standard deviations and at least a factor of ``factor`` from the mean. A layer
+    that stayed where it was while all others moved is not blamed, unless the move was clipping's.
+    """
+    reach = np.log10(config.factor)
+    factor = common_factor(departure.shift, kind)
+
+    def beyond(shift: Floats) -> tuple[Bools, Bools]:
+        with np.errstate(invalid="ignore"):
+            far = (np.abs(shift) > config.sigma * departure.std) & (np.abs(shift) >= reach)
+            return far & (shift < 0), far & (shift > 0)
+
+    low, high = beyond(departure.shift - factor)
+    if kind == "common":
+        raw_low, raw_high = beyond(departure.shift)
+        return low & raw_low, high & raw_high
+    return low, high

@@ -1,0 +1,226 @@
+"""Loss spikes: the loss against its own running mean, on every step, judged at every check.
+
+The running mean and variance weigh about the same stretch of training as a layer's baseline does: with
+losses known at every step their weight is ``baseline_rate_floor / check_every`` each. Between two checks
+many losses are looked at where a check looks at one, so the bar for those is raised until the chance of a
+false spike in the whole interval is that of one check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from palingenesis.config import MonitorConfig
+from palingenesis.events import Event
+
+# At the end of the warm-up, losses further than this many (robust) standard deviations from its median are
+# left out of the first baseline, so that a spike there does not hide later ones.
+WARMUP_OUTLIER = 5.0
+_MAD_TO_STD = 1.4826
+
+
+def corrected_sigma(sigma: float, tries: int) -> float:
+    """The bar whose tail probability, over ``tries`` values, is that of ``sigma`` for one."""
+    if tries <= 1:
+        return sigma
+    tail = NormalDist().cdf(-sigma) / tries
+    return -NormalDist().inv_cdf(tail)
+
+
+@dataclass
+class _Running:
+    """Exponentially weighted mean and variance of one series."""
+
+    mean: float = 0.0
+    var: float = 0.0
+
+    def update(self, value: float, rate: float) -> None:
+        diff = value - self.mean
+        self.mean += rate * diff
+        self.var = (1 - rate) * (self.var + rate * diff * diff)
+
+    def restart(self, values: Sequence[float]) -> None:
+        self.mean, self.var = float(np.mean(values)), float(np.var(values))
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.var)
+
+
+@dataclass
+class LossWatch:
+    """Spikes, recoveries and lasting shifts of the loss."""
+
+    config: MonitorConfig
+    count: int = 0
+    spike_since: int = 0
+    positive: bool = True
+    _loss: _Running = field(default_factory=_Running)
+    _log: _Running = field(default_factory=_Running)
+    _early: list[float] = field(default_factory=list)
+    _outside: list[float] = field(default_factory=list)
+
+    def check(self, losses: Sequence[tuple[int, float]], step: int) -> list[Event]:
+        """Judge the losses since the last check.
+
+        Args:
+            losses: ``(step, loss)`` in order; non-finite ones are passed over, they are another watch's.
+            step: the check's own step; the other losses lie between two checks.
+        """
+        events: list[Event] = []
+        between = corrected_sigma(self.config.sigma, self.config.check_every)
+        for at, loss in losses:
+            if math.isfinite(loss):
+                here = at == step
+                events += self._one(at, loss, self.config.sigma if here else between, between=not here)
+        return events
+
+    # -- one loss ----------------------------------------------------------------------------------------
+
+    def _one(self, step: int, loss: float, sigma: float, *, between: bool) -> list[Event]:
+        if len(self._early) < self._warmup:
+            self._warm_up(loss)
+            return []
+        rule = self._spike_rule(loss, sigma)
+        if rule is None:
+            self._outside.clear()
+            recovered = self._recovered(step, loss) if self.spike_since else []
+            self._learn(loss)
+            return recovered
+        self._outside.append(loss)
+        if len(self._outside) >= self._patience:
+            return self._accept_level(step, loss)
+        if self.spike_since:
+            return []
+        self.spike_since = step
+        return [self._spike(step, loss, rule, between=between)]
+
+    @property
+    def _warmup(self) -> int:
+        return self.config.warmup * self.config.check_every
+
+    @property
+    def _patience(self) -> int:
+        return self.config.level_shift_checks * self.config.check_every
+
+    def _warm_up(self, loss: float) -> None:
+        self._early.append(loss)
+        if len(self._early) < self._warmup:
+            return
+        values = np.array(self._early)
+        middle = float(np.median(values))
+        spread = _MAD_TO_STD * float(np.median(np.abs(values - middle)))
+        kept = values[values <= middle + WARMUP_OUTLIER * spread] if spread > 0 else values
+        self._restart(kept.tolist())
+        self.count = len(kept)
+
+    def _restart(self, values: Sequence[float]) -> None:
+        self._loss.restart(values)
+        self.positive = min(values) > 0
+        if self.positive:
+            self._log.restart([math.log(value) for value in values])
+
+    def _learn(self, loss: float) -> None:
+        self.count += 1
+        rate = max(1.0 / self.count, self.config.baseline_rate_floor / self.config.check_every)
+        self._loss.update(loss, rate)
+        self.positive &= loss > 0
+        if self.positive:
+            self._log.update(math.log(loss), rate)
+
+    def _spike_rule(self, loss: float, sigma: float) -> str | None:
+        """The rule under which ``loss`` is a spike, or ``None``."""
+        mean = self._loss.mean
+        if loss <= mean + sigma * self._loss.std:
+            return None
+        if mean <= 0:
+            # A ratio to a mean that is not positive says nothing.
+            return "sigma_only" if loss > mean + self._sigma_only(sigma) * self._loss.std else None
+        if loss <= self.config.loss_spike_factor * mean:
+            return None
+        by_log = self.config.loss_log_domain and self.positive
+        if by_log and math.log(loss) <= self._log.mean + sigma * self._log.std:
+            return None
+        return "sigma_and_ratio"
+
+    def _sigma_only(self, sigma: float) -> float:
+        # Without the ratio's protection the rule rings on one Gaussian loss in 160 at 2.5 sigma; the bar
+        # is raised to one in the length of a baseline's memory times as many.
+        memory = round(1.0 / self.config.baseline_rate_floor)
+        return corrected_sigma(sigma, memory * self.config.warmup)
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def _spike(self, step: int, loss: float, rule: str, *, between: bool) -> Event:
+        mean, std = self._loss.mean, self._loss.std
+        ratio = loss / mean if mean > 0 else None
+        times = f"{ratio:.3g} times" if ratio else "above"
+        by_rule = "" if ratio else "; its mean is not positive, so only the sigma rule was applied"
+        where = ", between two checks" if between else ""
+        return Event(
+            "loss_spike",
+            step,
+            "warning",
+            f"the loss jumped to {loss:.4g}, {times} its running mean {mean:.4g}{by_rule}{where}",
+            {
+                "value": loss,
+                "baseline": mean,
+                "std": std,
+                "ratio": ratio,
+                "rule": rule,
+                "between_checks": between,
+            },
+        )
+
+    def _recovered(self, step: int, loss: float) -> list[Event]:
+        since, self.spike_since = self.spike_since, 0
+        return [
+            Event(
+                "loss_recovered",
+                step,
+                "info",
+                f"the loss is back in range at {loss:.4g} (spike of step {since})",
+                {"value": loss, "baseline": self._loss.mean, "since": since},
+            )
+        ]
+
+    def _accept_level(self, step: int, loss: float) -> list[Event]:
+        old = self._loss.mean
+        recent = self._outside[-self._warmup :]
+        self._restart(recent)
+        self.count = len(recent)
+        self._outside.clear()
+        shift = Event(
+            "loss_level_shift",
+            step,
+            "info",
+            f"the loss has stayed near {self._loss.mean:.4g} (before: {old:.4g}); "
+            "that is its normal from now on",
+            {"value": self._loss.mean, "baseline": old},
+        )
+        return [shift, *(self._recovered(step, loss) if self.spike_since else [])]
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "spike_since": self.spike_since,
+            "positive": self.positive,
+            "loss": [self._loss.mean, self._loss.var],
+            "log": [self._log.mean, self._log.var],
+            "early": list(self._early),
+            "outside": list(self._outside),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.spike_since = int(state["count"]), int(state["spike_since"])
+        self.positive = bool(state["positive"])
+        self._loss, self._log = _Running(*state["loss"]), _Running(*state["log"])
+        self._early, self._outside = list(state["early"]), list(state["outside"])

@@ -1,0 +1,145 @@
+"""All watches of one run, fed together at every check, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from palingenesis.changes import Inventory
+from palingenesis.config import MonitorConfig
+from palingenesis.events import Event
+from palingenesis.watch.between import BetweenWatch
+from palingenesis.watch.layer_alarms import LayerWatch
+from palingenesis.watch.loss import LossWatch
+from palingenesis.watch.nonfinite import NonfiniteWatch
+from palingenesis.watch.reading import CheckReading
+from palingenesis.watch.skips import SkipWatch
+
+Series = Sequence[tuple[int, float]]
+
+
+class Watchers:
+    """The watches.
+
+    Args:
+        inventory: the layers under watch.
+        config: thresholds.
+        raw: gradients are known to be unclipped.
+    """
+
+    def __init__(self, inventory: Inventory, config: MonitorConfig, *, raw: bool) -> None:
+        self.config, self._raw = config, raw
+        self.loss = LossWatch(config)
+        self.skips = SkipWatch(config)
+        self._last_scale: tuple[int, float] | None = None
+        self._silent_told = False
+        self.layers = self._layer_watch(inventory)
+        self.between = BetweenWatch(inventory.layers.names, config)
+        self.nonfinite = NonfiniteWatch(inventory.layers.names)
+
+    def _layer_watch(self, inventory: Inventory) -> LayerWatch:
+        layers = inventory.layers
+        units = [(owner, unit.label) for owner, unit in zip(layers.owner, layers.units, strict=True)]
+        return LayerWatch(layers.names, self.config, units=units, trained=inventory.trained(), raw=self._raw)
+
+    def follow(self, inventory: Inventory) -> None:
+        """Go on with changed layers: those that stay keep their baselines."""
+        layers, between = self.layers.state_dict(), self.between.state_dict()
+        self.layers = self._layer_watch(inventory)
+        self.layers.load_state_dict(layers)
+        self.between = BetweenWatch(inventory.layers.names, self.config)
+        self.between.load_state_dict(between)
+        self.nonfinite = NonfiniteWatch(inventory.layers.names, self.nonfinite.since)
+
+    def check(self, reading: CheckReading, losses: Series, scales: Series) -> list[Event]:
+        """Judge one interval.
+
+        Args:
+            reading: the gradients at its end.
+            losses: every loss since the last check.
+            scales: the loss scale at every step since then; empty without a gradient scaler.
+        """
+        step = reading.step
+        events = self.nonfinite.check(step, losses, None if scales else reading)
+        events += self.loss.check(losses, step)
+        if scales:
+            events += self.skips.check(self._skipped(scales), step - 1)
+        if not reading.saw_gradients:
+            events += self._no_gradients(reading)
+        elif not scales or reading.finite.all():
+            # A step that the scaler is about to skip moves no baseline.
+            events += self.between.check(reading)
+            events += self.layers.check(reading)
+        return events
+
+    def close(
+        self, reading: CheckReading | None, losses: Series, scales: Series, final_scale: float | None
+    ) -> list[Event]:
+        """Judge what came after the last check.
+
+        Args:
+            reading: what the guard folded since then, with the norms of the last step it saw.
+            losses, scales: since then.
+            final_scale: the loss scale now, which tells whether the last step was skipped.
+        """
+        last = max([*(at for at, _ in losses), *(at for at, _ in scales), reading.step if reading else 0])
+        events: list[Event] = []
+        if losses or reading is not None:
+            events += self.nonfinite.check(last, losses, None if final_scale is not None else reading)
+            events += self.loss.check(losses, step=0)
+        if reading is not None and final_scale is None:
+            events += self.between.check(reading)
+        if final_scale is not None and self._last_scale_step(scales):
+            after = self._last_scale_step(scales) + 1
+            skipped = self._skipped([*scales, (after, final_scale)])
+            events += self.skips.check(skipped, after - 1, closing=True)
+        return events
+
+    def _last_scale_step(self, scales: Series) -> int:
+        if scales:
+            return scales[-1][0]
+        return self._last_scale[0] if self._last_scale else 0
+
+    def _skipped(self, scales: Series) -> list[tuple[int, float]]:
+        """Steps that were skipped: the scale is lower at the next one."""
+        series = [*([self._last_scale] if self._last_scale else []), *scales]
+        self._last_scale = series[-1]
+        return [(step, scale) for (step, scale), (_, after) in pairwise(series) if after < scale]
+
+    def _no_gradients(self, reading: CheckReading) -> list[Event]:
+        if self._silent_told:
+            return []
+        self._silent_told = True
+        size = len(reading.norm)
+        return [
+            Event(
+                "no_gradients",
+                reading.step,
+                "warning",
+                f"none of the {size} watched layers has a gradient at step {reading.step}: call step() after "
+                "loss.backward() and before zero_grad()",
+                {"watched": size},
+            )
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "layers": self.layers.state_dict(),
+            "between": self.between.state_dict(),
+            "loss": self.loss.state_dict(),
+            "skips": self.skips.state_dict(),
+            "nonfinite": self.nonfinite.state_dict(),
+            "last_scale": list(self._last_scale) if self._last_scale else None,
+            "silent_told": self._silent_told,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.layers.load_state_dict(state["layers"])
+        self.between.load_state_dict(state["between"])
+        self.loss.load_state_dict(state["loss"])
+        self.skips.load_state_dict(state["skips"])
+        self.nonfinite.load_state_dict(state["nonfinite"])
+        scale = state["last_scale"]
+        self._last_scale = (int(scale[0]), float(scale[1])) if scale else None
+        self._silent_told = bool(state["silent_told"])

@@ -1,0 +1,100 @@
+"""One word on a run: each of them, in its order, from the record alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.record.runs import COMPLETED, INFO, LAYERS, alarm, record, started
+
+from palingenesis.events import Event
+from palingenesis.record.reader import load_run
+from palingenesis.record.verdict import WORDS, judge
+from palingenesis.record.writer import RecordWriter
+
+CRITICAL = Event("nonfinite", 60, "critical", "the loss is NaN", {"source": "loss", "layers": ["head"]})
+FAILED = Event("monitor_error", 70, "warning", "the monitor failed", {"error": "KeyError: 'x'"})
+CRASH = {"reason": "exception", "error": "RuntimeError: CUDA out of\n memory", "steps": 80}
+CRASHED = Event("run_ended", 80, "warning", "ended with an exception", CRASH)
+
+
+CASES: list[tuple[str, list[Event], tuple[int, int, int], dict[str, Any] | None, str]] = [
+    ("CRITICAL", [alarm(50), CRITICAL], (4, 4, 0), None, "nonfinite in head at step 60: the loss is NaN"),
+    ("NOT MONITORED", [alarm(50), FAILED], (4, 4, 0), None, "none of the 4 checks saw a gradient"),
+    ("NOT MONITORED", [], (1, 1, 0), COMPLETED, "the only check saw no gradient"),
+    ("PARTLY MONITORED", [alarm(50)], (4, 1, 3), None, "1 of 4 checks saw no gradient"),
+    ("PARTLY MONITORED", [FAILED], (4, 0, 3), COMPLETED, "monitor_error at step 70"),
+    ("WARNING", [alarm(50)], (4, 0, 3), None, "alarm (vanishing) in blocks.0 at step 50"),
+    (
+        "WARNING",
+        [alarm(90), alarm(50)],
+        (4, 0, 0),
+        COMPLETED,
+        "at step 50: blocks.0 is vanishing (and 1 more)",
+    ),
+    ("WARNING", [alarm(50)], (4, 0, 3), CRASH, "then ended with RuntimeError: CUDA out of memory"),
+    ("INTERRUPTED", [started()], (4, 0, 3), None, "no end"),
+    ("INTERRUPTED", [CRASHED], (4, 0, 3), CRASH, "RuntimeError: CUDA out of memory after 80 steps"),
+    ("UNKNOWN", [started()], (0, 0, 0), COMPLETED, "no check was made: the run ended after 100 steps"),
+    ("UNKNOWN", [started()], (4, 0, 0), COMPLETED, "still warming up"),
+    ("HEALTHY", [started()], (4, 0, 3), COMPLETED, "4 checks in 100 steps"),
+]
+
+
+@pytest.mark.parametrize(("word", "events", "counts", "end", "fact"), CASES)
+def test_the_verdict(
+    word: str, events: list[Event], counts: tuple[int, int, int], end: dict[str, Any] | None, fact: str
+) -> None:
+    verdict = judge(events, *counts, end)
+    assert verdict.word == word
+    assert fact in verdict.sentence
+    assert "\n" not in verdict.sentence
+
+
+def test_every_word_is_tried_above() -> None:
+    assert {case[0] for case in CASES} == set(WORDS)
+
+
+def test_an_incident_tells_more_than_its_alarms() -> None:
+    incident = Event(
+        "incident", 50, "warning", "3 layers", {"layers": ["head", "blocks.0", "embed"], "origin": "head"}
+    )
+    sentence = judge([alarm(50), alarm(50, "head"), incident], 4, 0, 3, COMPLETED).sentence
+    assert sentence.startswith("incident in head and 2 more at step 50")
+
+
+def test_a_very_long_exception_is_shortened() -> None:
+    sentence = judge([], 4, 0, 3, {**CRASH, "error": "ValueError: " + "x" * 5000}).sentence
+    assert len(sentence) < 300
+
+
+@pytest.mark.parametrize(
+    ("norms", "word"),
+    [
+        ([[1.0, 2.0, 3.0]] * 3, "HEALTHY"),
+        ([[None, 0.0, 0.0]] * 3, "NOT MONITORED"),
+        ([[None] * 3, [1.0, None, 0.0], [1.0] * 3], "PARTLY MONITORED"),
+        ([[float("nan"), None, None]] * 3, "HEALTHY"),  # a gradient was seen; that it is NaN is an event
+        ([], "UNKNOWN"),
+    ],
+)
+def test_the_verdict_comes_from_the_rows_on_disk(tmp_path: Path, norms: list[list[Any]], word: str) -> None:
+    writer = RecordWriter(tmp_path / "run", INFO)
+    writer.event(started())
+    for number, row in enumerate(norms, 1):
+        writer.check(50 * number, 3, LAYERS, row)
+    writer.close({**COMPLETED, "counts": {"checks": 99, "checks_without_gradients": 0}})
+    assert load_run(tmp_path / "run").verdict == word
+
+
+def test_a_killed_run_is_interrupted_and_a_warning_is_still_a_warning(tmp_path: Path) -> None:
+    assert load_run(record(tmp_path / "a", end=None)).verdict == "INTERRUPTED"
+    assert load_run(record(tmp_path / "b", alarm(60), end=None)).verdict == "WARNING"
+
+
+def test_an_end_that_is_no_object_is_no_end(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run")
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text[: text.index('"end"')] + '"end": 5}')
+    assert load_run(folder).verdict == "INTERRUPTED"
