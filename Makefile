@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml constraints/ci.txt
 
 # The report is tested in a real browser. Where none can be installed, those tests skip and say so.
 browser:
-	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get; then \
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing chromium for the browser tests"; \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 			--no-install-recommends chromium fonts-dejavu-core; } >/dev/null \
@@ -50,5 +51,6 @@ bench: export OMP_NUM_THREADS = 1
 bench: setup
 	$(BIN)/python benchmarks/run.py
 
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +98,25 @@ def test_the_package_is_typed_and_every_file_is_utf_8() -> None:
     assert (PACKAGE / "py.typed").is_file()
     for path in MODULES:
         assert "\t" not in path.read_text("utf-8"), path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_quick_start_runs_as_it_is_written(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    (code,) = re.findall(
+        r"```python\n(from palingenesis import Monitor\n.*?)```", (ROOT / page).read_text(), re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(4, 1)
+    names = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "loader": [torch.ones(2, 4)] * 3,
+        "compute_loss": lambda model, batch: model(batch).mean(),
+    }
+    exec(code, names)
+
+    assert (tmp_path / "pgs_run" / "report.html").is_file()

@@ -8,20 +8,30 @@ stops training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
+from palingenesis.errors import ConfigError
 from palingenesis.events import Event
-from palingenesis.layers import Layers, find_layers
-from palingenesis.watch.reading import Bools
+from palingenesis.layers import Layers, all_parameters, find_layers
+from palingenesis.watch.reading import Bools, Ints
 
 # How many names a message shows; the event's fields hold all of them.
 _NAMED = 3
 
 _CHANGES = ("added", "removed", "replaced", "unfrozen", "frozen")
+
+
+class _State(NamedTuple):
+    """What matters about a parameter: which one it is, whether it trains, whether it is watched."""
+
+    identity: int
+    trains: bool
+    watched: bool
 
 
 class Inventory:
@@ -37,12 +47,29 @@ class Inventory:
         self._model, self._optimizers, self._patterns = model, optimizers, patterns
         self.layers: Layers = find_layers(model, patterns)
         self._print = self._fingerprint()
-        self._all = self._by_name()
+        self._states = self._by_name()
+        # id of a parameter to when the forward pass first used it, once that is known.
+        self.forward_order: dict[int, int] = {}
+
+    def order(self) -> Ints:
+        """One entry a layer: its place in the forward pass, or in registration order where unknown.
+
+        A layer that the graph did not show stands right behind the one registered before it.
+        """
+        places = np.full(len(self.layers.names), -1.0)
+        for unit, layer in zip(self.layers.units, self.layers.owner, strict=True):
+            used = self.forward_order.get(id(unit.parameter))
+            if used is not None and (places[layer] < 0 or used < places[layer]):
+                places[layer] = used
+        for layer in range(1, len(places)):
+            if places[layer] < 0:
+                places[layer] = places[layer - 1]
+        return np.argsort(np.argsort(places, kind="stable"), kind="stable")
 
     def _fingerprint(self) -> list[object]:
         """Cheap to take at every check; differs whenever any parameter is another, or trains or not."""
         marks: list[object] = [
-            (id(parameter), parameter.requires_grad)
+            (id(parameter), parameter.requires_grad, isinstance(parameter, UninitializedParameter))
             for module in self._model.modules()
             for parameter in module._parameters.values()
             if parameter is not None
@@ -50,8 +77,10 @@ class Inventory:
         marks += [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
         return marks
 
-    def _by_name(self) -> dict[str, tuple[int, bool]]:
-        return {name: (id(p), p.requires_grad) for name, p in self.layers.parameters.items()}
+    def _by_name(self) -> dict[str, _State]:
+        watched = {id(parameter) for parameter in self.layers.parameters.values()}
+        everything = all_parameters(self._model, self._patterns)
+        return {name: _State(id(p), p.requires_grad, id(p) in watched) for name, p in everything.items()}
 
     def optimized(self) -> set[int]:
         """Ids of the parameters that the optimizers hold."""
@@ -85,19 +114,10 @@ class Inventory:
         self._print = now
         held = self.optimized()
         still = [p for p in self.layers.parameters.values() if id(p) in held]
-        before = self._all
-        self.layers = find_layers(self._model, self._patterns, also=still)
-        self._all = after = self._by_name()
-        changed: dict[str, list[str]] = {change: [] for change in _CHANGES}
-        changed["added"] = [name for name in after if name not in before]
-        changed["removed"] = [name for name in before if name not in after]
-        for name in after.keys() & before.keys():
-            (was, trained), (is_now, trains) = before[name], after[name]
-            if was != is_now:
-                changed["replaced"].append(name)
-            elif trained != trains:
-                changed["unfrozen" if trains else "frozen"].append(name)
-        return self._event(step, changed)
+        before = self._states
+        self.layers = find_layers(self._model, self._patterns, also=still, may_be_empty=True)
+        self._states = self._by_name()
+        return self._event(step, _differences(before, self._states))
 
     def _event(self, step: int, changed: dict[str, list[str]]) -> Event | None:
         if not any(changed.values()):
@@ -116,17 +136,47 @@ class Inventory:
         )
 
 
+def _differences(before: dict[str, _State], after: dict[str, _State]) -> dict[str, list[str]]:
+    """Names by kind of change, in the model's order. What neither was nor is watched is left out."""
+    changed: dict[str, list[str]] = {change: [] for change in _CHANGES}
+    nothing = _State(0, trains=False, watched=False)
+    for name in [*after, *(name for name in before if name not in after)]:
+        was, now = before.get(name, nothing), after.get(name, nothing)
+        if was == now or not (was.watched or now.watched):
+            continue
+        if name not in before:
+            changed["added"].append(name)
+        elif name not in after:
+            changed["removed"].append(name)
+        elif was.identity != now.identity:
+            changed["replaced"].append(name)
+        elif was.trains != now.trains:
+            changed["unfrozen" if now.trains else "frozen"].append(name)
+        else:
+            changed["added" if now.watched else "removed"].append(name)
+    return changed
+
+
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-def unwrap_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers themselves, from one, several, none, or one inside accelerate's wrapper."""
+def unwrap_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers themselves, from one, several, none, or some inside wrappers such as accelerate's.
+
+    Raises:
+        ConfigError: something else was given.
+    """
     if optimizer is None:
         return []
-    if isinstance(optimizer, Sequence):
+    if isinstance(optimizer, Sequence) and not isinstance(optimizer, str):
         return [inner for one in optimizer for inner in unwrap_optimizers(one)]
-    while not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizer"):
+    # Accelerate's wrapper is an optimizer itself; a gradient scaler knows the inner one.
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            f"optimizer={optimizer!r:.60} has no param_groups: pass a torch.optim.Optimizer or a list of them"
+        )
     return [optimizer]

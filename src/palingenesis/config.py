@@ -47,7 +47,7 @@ class MonitorConfig(BaseModel):
         True, description="Take out what all layers do together before judging one of them."
     )
     common_mode_share: float = Field(
-        0.9, gt=0.5, le=1, description="Share of the layers that must move together to call it common."
+        0.85, gt=0.5, le=1, description="Share of the layers that must move together to call it common."
     )
     common_mode_spread: float = Field(
         0.5, gt=0, description="Decades around the median shift that count as moving together."
@@ -81,6 +81,12 @@ class MonitorConfig(BaseModel):
 
     guard_every_step: bool = Field(
         True, description="Fold every step's layer norms on the device, to see between checks."
+    )
+    spike_factor: float = Field(
+        30.0,
+        gt=1,
+        description="Ratio of a norm between two checks to the layer's usual peak at which its event is a "
+        "warning; from ``factor`` on it is told as information.",
     )
 
     loss_spike_factor: float = Field(

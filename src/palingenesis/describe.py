@@ -54,6 +54,15 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
+def learning_rate(optimizers: Sequence[Any]) -> float | None:
+    """The largest learning rate of any group; one that lives on an accelerator is not read."""
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    return max(
+        (float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"),
+        default=None,
+    )
+
+
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:

@@ -28,12 +28,32 @@ class Part:
         return viewed.narrow(self.dim, self.start, self.length)
 
 
-# Names under which query, key and value lie one after the other (GPT-2, Phi-3, ModernBERT, timm, Qwen-VL).
+# Whose classes are known to keep query, key and value one after the other under the names below: Hugging
+# Face's (GPT-2, Phi-3, ModernBERT, DBRX, MPT, the vision towers) and timm's plain attention. The same names
+# in other people's classes are as often split head by head, so a name alone proves nothing.
+_KNOWN = (
+    "transformers.models.",
+    "timm.layers.attention",
+    "timm.models.vision_transformer",
+    "timm.models.swin_transformer",
+)
 _QKV = frozenset({"c_attn", "qkv", "qkv_proj", "Wqkv"})
-# Classes whose `query_key_value` holds the three interleaved head by head: [heads, 3, head_dim, …].
-_QKV_PER_HEAD = frozenset({"GPTNeoXAttention", "BloomAttention"})
-# Gate first, then up (Phi-3, GLM).
+# nanoGPT's attention, copied into many code bases under its own name.
+_QKV_BY_CLASS = frozenset({("CausalSelfAttention", "c_attn")})
+# Classes that hold the three interleaved head by head: [heads, 3, head_dim, …].
+_QKV_PER_HEAD = frozenset(
+    {
+        ("GPTNeoXAttention", "query_key_value"),
+        ("GPTNeoXJapaneseAttention", "query_key_value"),
+        ("BloomAttention", "query_key_value"),
+        ("PersimmonAttention", "query_key_value"),
+        ("MiniMaxLightningAttention", "qkv_proj"),
+    }
+)
+# Gate first, then up (Phi-3, GLM, Dia, …).
 _GATE_UP = frozenset({"gate_up_proj"})
+# Known, and laid out in yet another way: never split.
+_ODD = frozenset({"CodeGenAttention", "GPTBigCodeAttention", "Phi4MultimodalAudioMLP"})
 
 
 def parts_of(
@@ -56,22 +76,21 @@ def parts_of(
         return None
     dim = parameter.dim() - 1 if transposed else 0
     out = parameter.shape[dim]
-    weight: torch.Tensor = module.weight
-    into = weight.shape[0] if transposed else weight.shape[1]
-    if child in _QKV:
-        sizes = _head_sizes(parent, out) or ([out // 3] * 3 if out == 3 * into else None)
-        return _in_turn(("q", "k", "v"), sizes, dim) if sizes else None
-    if child in _GATE_UP and out % 2 == 0:
-        return _in_turn(("gate", "up"), [out // 2] * 2, dim)
+    # Not the weight's own shape: reading a parametrized weight computes it, which may change its buffers.
+    into = _attribute(module, "in_features", "nx")
+    kind = (type(parent).__name__, child)
     heads = _attribute(parent, "num_attention_heads", "num_heads")
-    if (
-        child == "query_key_value"
-        and type(parent).__name__ in _QKV_PER_HEAD
-        and heads
-        and out % (3 * heads) == 0
-    ):
+    if kind in _QKV_PER_HEAD:
+        if not heads or out % (3 * heads):
+            return None
         view = (heads, 3, out // (3 * heads), *parameter.shape[1:])
         return [Part(part, 1, i, 1, view) for i, part in enumerate(("q", "k", "v"))]
+    known = type(parent).__module__.startswith(_KNOWN) and kind[0] not in _ODD
+    if kind in _QKV_BY_CLASS or (known and child in _QKV):
+        sizes = _head_sizes(parent, out) or ([out // 3] * 3 if into and out == 3 * into else None)
+        return _in_turn(("q", "k", "v"), sizes, dim) if sizes else None
+    if known and child in _GATE_UP and out % 2 == 0:
+        return _in_turn(("gate", "up"), [out // 2] * 2, dim)
     return None
 
 

@@ -69,7 +69,11 @@ class Layers:
 
 
 def find_layers(
-    model: nn.Module, patterns: Sequence[str] = ("*",), also: Iterable[nn.Parameter] = ()
+    model: nn.Module,
+    patterns: Sequence[str] = ("*",),
+    also: Iterable[nn.Parameter] = (),
+    *,
+    may_be_empty: bool = False,
 ) -> Layers:
     """The layers of ``model`` whose parameters train and whose names match a shell pattern.
 
@@ -77,26 +81,28 @@ def find_layers(
         model: the model, wrapped or not.
         patterns: as ``fnmatch`` takes them, matched against layer names.
         also: parameters to keep although ``requires_grad`` is off: those watched before it was switched off.
+        may_be_empty: finding nothing is an answer, not a mistake.
 
     Raises:
         LayerError: there is nothing to watch.
     """
     kept = {id(parameter) for parameter in also}
+    flat = _under_flat_sharding(model)
     by_layer: dict[str, list[Unit]] = {}
     not_watched: dict[str, str] = {}
     names: list[str] = []
     for unit in _units(model):
         names.append(unit.layer)
-        if not any(fnmatchcase(unit.layer, pattern) for pattern in patterns):
+        if not _matches(unit, patterns):
             not_watched[unit.layer] = f"matches none of layers={tuple(patterns)!r}"
         elif not unit.parameter.requires_grad and id(unit.parameter) not in kept:
             not_watched.setdefault(unit.layer, "frozen (requires_grad is off)")
-        elif is_sharded(unit.parameter):
-            not_watched[unit.layer] = "sharded (DTensor): norms over shards are not read yet"
+        elif is_sharded(unit.parameter) or id(unit.parameter) in flat:
+            not_watched[unit.layer] = "sharded: norms over shards are not read yet"
         else:
             by_layer.setdefault(unit.layer, []).append(unit)
-    reasons = set(not_watched.values())
-    if not by_layer and not any(reason.startswith("sharded") for reason in reasons):
+    sharded = any(reason.startswith("sharded") for reason in not_watched.values())
+    if not (by_layer or sharded or may_be_empty):
         raise LayerError(_nothing(model, names, patterns, not_watched))
     units = tuple(unit for group in by_layer.values() for unit in group)
     index = {name: i for i, name in enumerate(by_layer)}
@@ -106,6 +112,25 @@ def find_layers(
         tuple(index[unit.layer] for unit in units),
         tuple((name, reason) for name, reason in not_watched.items() if name not in by_layer),
     )
+
+
+def all_parameters(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Every parameter of the layers that match, watched or not, by clean name."""
+    return {unit.name: unit.parameter for unit in _units(model) if _matches(unit, patterns)}
+
+
+def _matches(unit: Unit, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(unit.layer, pattern) for pattern in patterns)
+
+
+def _under_flat_sharding(model: nn.Module) -> set[int]:
+    """Parameters under FSDP's first version: local shards that look like whole tensors."""
+    return {
+        id(parameter)
+        for module in model.modules()
+        if type(module).__name__ == "FullyShardedDataParallel"
+        for parameter in module.parameters()
+    }
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -164,7 +189,7 @@ def _layer_name(model: nn.Module, path: str, module: nn.Module, name: str) -> st
     """The layer that owns ``module``'s parameter ``name``."""
     if ".parametrizations." in f".{path}.":
         # torch.nn.utils.parametrize keeps the tensors of `fc.weight` under `fc.parametrizations.weight`.
-        return f".{path}".split(".parametrizations.", 1)[0].lstrip(".") or type(model).__name__
+        return f".{path}".split(".parametrizations.", 1)[0].lstrip(".") or type(peel(model)).__name__
     own = path or type(peel(model)).__name__
     if isinstance(module, nn.RNNBase):
         # weight_ih_l0, bias_hh_l0_reverse, …: each depth and direction is a layer of its own.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from palingenesis.events import Event
 from palingenesis.record.format import RECORD_VERSION
@@ -19,17 +20,22 @@ def resumed(step: int) -> Event:
 
 def ended(step: int, error: BaseException | None) -> Event:
     """The last event; of an exception only its type and first line are kept."""
-    named = name_of(error)
+    named = _name(error)
     told = f"the run ended after {step} steps" + (f" with {named}" if named else "")
-    fields = {"reason": reason_of(error), "error": named, "steps": step}
+    fields = {"reason": _reason(error), "error": named, "steps": step}
     return Event("run_ended", step, "warning" if named else "info", told, fields)
 
 
-def reason_of(error: BaseException | None) -> str:
+def end_of(step: int, error: BaseException | None, counts: Mapping[str, int]) -> dict[str, Any]:
+    """What run.json says of a run's end."""
+    return {"reason": _reason(error), "error": _name(error), "steps": step, "counts": dict(counts)}
+
+
+def _reason(error: BaseException | None) -> str:
     return "completed" if error is None else "exception"
 
 
-def name_of(error: BaseException | None) -> str | None:
+def _name(error: BaseException | None) -> str | None:
     if error is None:
         return None
     return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")

@@ -15,20 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
 from palingenesis import lifecycle
 from palingenesis.changes import Inventory, unwrap_optimizers
 from palingenesis.config import MonitorConfig, configured
-from palingenesis.describe import describe_layers, describe_run, rank_and_world_size
+from palingenesis.describe import describe_layers, describe_run, learning_rate, rank_and_world_size
 from palingenesis.errors import ConfigError, MonitorClosedError
 from palingenesis.events import Event
-from palingenesis.journal import Journal, log
+from palingenesis.journal import Journal
 from palingenesis.layers import is_sharded
-from palingenesis.opening import continue_from_record, open_record
+from palingenesis.order import forward_order
+from palingenesis.record.reader import Run, load_run
 from palingenesis.record.verdict import Verdict, judge
+from palingenesis.recording import check_metrics, write_check, write_metrics
+from palingenesis.run_folder import learn_from, open_record, write_report
 from palingenesis.scaling import Scaler
 from palingenesis.signals.gradients import GradientReader, PendingCheck
 from palingenesis.signals.tape import StepTape, TapeCut
@@ -112,8 +114,9 @@ class Monitor:
         self._times: dict[int, float] = {}
         self._noted: torch.Tensor | float | None = None
         self._on_the_way: deque[_Interval] = deque()
-        self._loss_reduced = self._closed = False
+        self._loss_reduced = self._closed = self._order_is_known = False
         self._judged = 0
+        self._before: Run | None = None
         rank, _ = rank_and_world_size()
         info = describe_run(model, self._inventory.layers, self._optimizers)
         info |= {"name": name, "gradients": gradients, "config": self.config.model_dump(mode="json")}
@@ -155,6 +158,18 @@ class Monitor:
         """Remember a loss for the next :meth:`step` that is called without one."""
         self._noted = loss.detach() if isinstance(loss, torch.Tensor) else loss
 
+    def learn_order(self, loss: torch.Tensor) -> None:
+        """Learn from a loss with its graph in which order the layers run; needed once.
+
+        :meth:`step` does so by itself where its loss is on the graph. Without either, layers are taken to
+        run in the order of their registration.
+        """
+        if self._order_is_known or loss.grad_fn is None:
+            return
+        self._order_is_known = True
+        self._inventory.forward_order = forward_order(loss)
+        self._watchers.layers.order = self._inventory.order()
+
     def close(self) -> None:
         """Judge what is left, write the end of the record and the report.
 
@@ -192,6 +207,18 @@ class Monitor:
         return self._verdict().word
 
     @property
+    def run_id(self) -> str | None:
+        """The id of the record, which a resumed run keeps; ``None`` without a record."""
+        return None if self._journal.writer is None else self._journal.writer.run_id
+
+    def grad_norm(self) -> torch.Tensor | None:
+        """Norm over the watched layers at the last step that was looked at, left on its device.
+
+        ``None`` if none was yet, or if the layers lie on several devices.
+        """
+        return self._reader.total_norm()
+
+    @property
     def global_step(self) -> int:
         """The number of the last step."""
         return self._step
@@ -202,29 +229,38 @@ class Monitor:
         return {"step": self._step, "watchers": self._watchers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's :meth:`state_dict`."""
-        self._step = int(state["step"])
-        self._watchers.load_state_dict(state["watchers"])
+        """Go on from a checkpoint's :meth:`state_dict`.
+
+        Raises:
+            ConfigError: it is no such thing; nothing was changed.
+        """
+        watchers = Watchers(self._inventory, self.config, raw=self._gradients == "raw")
+        try:
+            step = int(state["step"])
+            watchers.load_state_dict(state["watchers"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"this is no state of a monitor of this version ({type(error).__name__}: {error}): "
+                "pass what Monitor.state_dict() returned"
+            ) from None
+        self._step, self._watchers = step, watchers
         if self._resuming:
-            self._resuming = False
-            self._journal.tell([lifecycle.resumed(self._step)])
+            self._resume(self._step, learn=False)
 
     def _verdict(self) -> Verdict:
-        counts = self._journal.counts
-        return judge(
-            self._journal.events,
-            counts["checks"],
-            counts["checks_without_gradients"],
-            self._judged,
-            {"reason": "completed", "steps": self._step},
-        )
+        events, checks, silent = self.events, self.counts["checks"], self.counts["checks_without_gradients"]
+        if self._before is not None:
+            events = [*self._before.events, *events]
+            checks += len(self._before.judged)
+            silent += self._before.checks_without_gradients
+        return judge(events, checks, silent, self._judged, {"reason": "completed", "steps": self._step})
 
     # -- one step ----------------------------------------------------------------------------------------
 
     def _look(self, loss: torch.Tensor | float | None) -> None:
         step = self._step
         if self._resuming:
-            self._resume()
+            self._resume(step - 1, learn=True)
         self._arrive(wait=False)
         self._times[step] = time.time()
         self._note(step, self._noted if loss is None else loss)
@@ -250,6 +286,7 @@ class Monitor:
             self._losses.note(step, loss)
 
     def _one_number(self, step: int, loss: torch.Tensor) -> torch.Tensor | float:
+        self.learn_order(loss)
         whole: torch.Tensor = loss.full_tensor() if is_sharded(loss) else loss  # type: ignore[attr-defined]
         if whole.numel() == 1:
             return whole
@@ -277,13 +314,13 @@ class Monitor:
         check = self._reader.send(step, extra)
         times, self._times = self._times, {}
         return _Interval(
-            check, self._reader, self._losses.take(), self._scales.take(), times, self._learning_rate()
+            check,
+            self._reader,
+            self._losses.take(),
+            self._scales.take(),
+            times,
+            learning_rate(self._optimizers),
         )
-
-    def _learning_rate(self) -> float | None:
-        rates = [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
-        known = [float(r) for r in rates if not isinstance(r, torch.Tensor) or r.device.type == "cpu"]
-        return max(known, default=None)
 
     # -- when the numbers have arrived -------------------------------------------------------------------
 
@@ -323,34 +360,21 @@ class Monitor:
         writer = self._journal.writer
         if writer is None:
             return
-        self._record_metrics(interval, losses, reading)
-        norms = [None if gone else float(n) for n, gone in zip(reading.norm, reading.absent, strict=True)]
-        writer.check(reading.step, self._watchers.layers.judged, self._inventory.layers.names, norms)
-
-    def _record_metrics(
-        self, interval: _Interval, losses: list[tuple[int, float]], reading: CheckReading | None
-    ) -> None:
-        assert self._journal.writer is not None
-        by_step = dict(losses)
-        for step, when in interval.times.items():
-            row: dict[str, Any] = {"train/global_step": step, "time": when}
-            if step in by_step:
-                row["train/loss"] = by_step[step]
-            if reading is not None and step == reading.step:
-                seen = "train/grad_norm" if self._gradients == "clipped" else "train/grad_norm_raw"
-                row[seen] = float(np.linalg.norm(reading.norm))
-                if interval.learning_rate is not None:
-                    row["train/lr"] = interval.learning_rate
-            self._journal.writer.metrics(row)
+        clipped = self._gradients == "clipped"
+        found = {reading.step: check_metrics(reading, interval.learning_rate, clipped=clipped)}
+        write_metrics(writer, interval.times, losses, found)
+        write_check(writer, reading, self._watchers.layers.judged, interval.reader.layers.names)
 
     # -- beginning and end -------------------------------------------------------------------------------
 
-    def _resume(self) -> None:
+    def _resume(self, from_step: int, *, learn: bool) -> None:
+        """Tell the record where it goes on, and take its past into account."""
         self._resuming = False
-        before = self._step - 1
-        self._journal.tell([lifecycle.resumed(before)])
+        self._journal.tell([lifecycle.resumed(from_step)])
         assert self._journal.writer is not None
-        continue_from_record(self._journal.writer.folder, before, self._watchers)
+        self._before = load_run(self._journal.writer.folder)
+        if learn:
+            learn_from(self._before, from_step, self._watchers)
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
@@ -360,14 +384,9 @@ class Monitor:
         except Exception as failure:  # noqa: BLE001 - as above
             self._journal.failed(failure, "close", self._step)
         self._journal.tell([lifecycle.ended(self._step, error)])
-        self._close_record(
-            {
-                "reason": lifecycle.reason_of(error),
-                "error": lifecycle.name_of(error),
-                "steps": self._step,
-                "counts": self.counts,
-            }
-        )
+        if self._journal.writer is not None:
+            self._journal.writer.close(lifecycle.end_of(self._step, error, self.counts))
+            write_report(self._journal.writer.folder)
 
     def _close_interval(self) -> None:
         """Judge the steps after the last check: their losses, and what the guard saw."""
@@ -377,24 +396,5 @@ class Monitor:
         guarded = reading if interval.check.guarded_steps else None
         events = self._watchers.close(guarded, losses, scales, None if scale is None else float(scale))
         if self._journal.writer is not None:
-            self._record_metrics(interval, losses, None)
+            write_metrics(self._journal.writer, interval.times, losses, {})
         self._journal.tell(events)
-
-    def _close_record(self, end: dict[str, Any]) -> None:
-        writer = self._journal.writer
-        if writer is None:
-            return
-        writer.close(end)
-        try:
-            # Late: a run that is never closed need not load the report's templates.
-            from palingenesis.record.reader import load_run
-            from palingenesis.report import write_html
-
-            run = load_run(writer.folder)
-            page = write_html(run)
-        except Exception as error:  # noqa: BLE001 - the record is whole; a page can be written again
-            log.warning(
-                "the report of %s could not be written: %s: %s", writer.folder, type(error).__name__, error
-            )
-            return
-        log.info("%s: %s; report: %s", run.verdict, run.verdict_sentence, page)

@@ -80,7 +80,7 @@ def test_the_alarm_names_the_broken_layer_and_the_healthy_run_is_healthy(tmp_pat
         assert json.loads((run.folder / "run.json").read_text("utf-8"))["end"]["reason"] == "completed"
 
     text = shown.getvalue()
-    assert f"loss {outcome.healthy.last_loss:.2f}" in text
+    assert f"to {outcome.healthy.last_loss:.2f}" in text
     assert "HEALTHY" in text
     assert "WARNING" in text
     assert "pgs report" in text

@@ -323,3 +323,17 @@ def not_monitored(folder: Path) -> Path:
     return write_run(
         folder, Script(names, np.full((20, len(names)), np.nan), falling_losses(200), extra=extra)
     )
+
+
+def one_bad_loss(folder: Path) -> Path:
+    """One NaN among the losses, at a check, and a spike of one layer's gradient between two checks."""
+    losses = falling_losses(200)
+    losses[99] = float("nan")
+    extra = [
+        Event("gradient_spike", 55, "warning", "fc: gradient norm 30 at step 55, between two checks",
+              {"layers": ["fc"], "layer": "fc", "value": 1.5, "baseline": 0.0, "ratio": 30.0}),
+        Event("nonfinite", 100, "critical", "the loss is NaN",
+              {"source": "loss", "layers": [], "value": "NaN", "between_checks": False}),
+        Event("nonfinite_cleared", 110, "info", "finite again", {"since": 100}),
+    ]  # fmt: skip
+    return write_run(folder, Script(["fc"], healthy_norms(20, 1), losses, extra=extra))

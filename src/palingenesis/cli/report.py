@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -51,7 +52,8 @@ def _rendered(run: Run, format: Literal["html", "text", "json"], out: Path | Non
     verdict = f"{run.verdict}: {run.verdict_sentence}"
     if format == "html":
         return f"{verdict}\nreport: {write_html(run, out or run.folder / REPORT_FILE)}"
-    text = render_text(run) if format == "text" else as_json(to_json(run))
+    width = shutil.get_terminal_size().columns  # 80 where there is no terminal
+    text = render_text(run, width) if format == "text" else as_json(to_json(run))
     if out is None:
         return text.rstrip("\n")
     out.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")

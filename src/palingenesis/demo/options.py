@@ -12,7 +12,9 @@ FAULTS: tuple[str, ...] = get_args(Fault)
 BROKEN_LAYER = "model.layers.2.mlp.down_proj"
 
 CHECK_EVERY = 5
-CHECKS_BEFORE_ALARMS = 8
+# More than the monitor's default: a check here is only a few steps, and in the first fifty the attention of
+# an untrained model wakes, with query and key gradients that grow more than tenfold. That is no fault.
+CHECKS_BEFORE_ALARMS = 12
 # Room for the baseline and two checks more on either side of the fault, which comes half-way.
 FEWEST_STEPS = 2 * CHECK_EVERY * (CHECKS_BEFORE_ALARMS + 2)
 DEFAULT_STEPS = 200

@@ -131,18 +131,7 @@ def _first(events: Sequence[Event]) -> str:
 
 
 def _describe(event: Event) -> str:
-    what = f"{event.event} ({event.diagnosis})" if event.diagnosis else event.event
-    where = _layer(event)
-    place = f" in {where}" if where else ""
-    return f"{what}{place} at step {event.step}: {_one_line(event.message)}"
-
-
-def _layer(event: Event) -> str | None:
-    layers = event.layers
-    if isinstance(layers, (list, tuple)) and layers:
-        rest = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-        return f"{event.origin or event.layer or layers[0]}{rest}"
-    return str(event.layer) if event.layer else None
+    return f"step {event.step}: {_one_line(event.message)}"
 
 
 def _error(end: Mapping[str, Any] | None) -> str | None:

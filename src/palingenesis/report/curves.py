@@ -13,7 +13,17 @@ from palingenesis.report.episodes import Episode
 from palingenesis.report.history import History
 from palingenesis.report.moments import Moment, diagnosis_in_words, tell_alarm, tell_briefly
 from palingenesis.report.strips import Strip, describe_strips, draw_strips, legend_of, strips_height
-from palingenesis.report.svg import UNITS, area_path, element, hover, line_path, percent, picture, stretched
+from palingenesis.report.svg import (
+    UNITS,
+    area_path,
+    element,
+    hover,
+    line_path,
+    percent,
+    picture,
+    stretched,
+    text,
+)
 from palingenesis.report.thin import Floats, Stroke, strokes
 from palingenesis.report.words import Sentence, count, step_number, visible
 
@@ -71,9 +81,13 @@ def draw_curve(
         element("path", d=line_path(strokes(x, y(mean), _COLUMNS, 0, 1), UNITS), class_="line mean"),
         element("path", d=line_path(strokes(x, y(log), _COLUMNS, 0, 1), UNITS), class_="line norm"),
     )
+    if np.isfinite(log).any():
+        axis = y_axis(decade_ticks(scale.low, scale.high, 4), _HEIGHT)
+    else:
+        axis = text("50%", _HEIGHT / 2, "There was never a norm to draw.", "middle", "empty")
     parts = [
         *(_shade(episode, start, end, floor) for episode in own),
-        element("svg", y_axis(decade_ticks(scale.low, scale.high, 4), _HEIGHT), drawn, y=_TOP, class_="open"),
+        element("svg", axis, drawn, y=_TOP, class_="open"),
         draw_strips(strips, steps, start, end, bottom),
         *(_mark(episode, start, end) for episode in own),
         element("line", x1="0", x2="100%", y1=floor, y2=floor, class_="base"),

@@ -54,7 +54,7 @@ class Facts:
 
     @property
     def name(self) -> str:
-        return str(self.info.get("name") or self.info.get("run_id") or self.folder.name)
+        return str(self.info.get("name") or self.folder.resolve().name)
 
     @property
     def end(self) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from palingenesis.report.words import count, step_number, tail, visible
 SMALLEST_FRAME = 7
 """Pixels; a row thinner than this gets a frame of this height around it."""
 
-_LABEL_EVERY = 13
+_LABEL_EVERY = 14
 _WIDE_LABEL, _NARROW_LABEL = 30, 14
 
 

@@ -37,6 +37,8 @@ class HeatMap:
     labels: Markup
     scale: Markup
     notes: list[str]
+    alarms: bool
+    """Whether there is any frame."""
     looks: list[tuple[str, str]]
     """Class and meaning of the cells that are no departure, those that occur."""
 
@@ -68,6 +70,7 @@ def draw_heatmap(history: History, episodes: Sequence[Episode], columns: int, ro
         picture=drawing,
         labels=row_labels(grid, norms.names, episodes),
         scale=_scale(),
+        alarms=bool(frames),
         notes=_notes(grid, history, len(frames)),
         looks=[(kind, words) for code, kind, words in _LOOKS if code in occurring],
     )

@@ -103,7 +103,7 @@ def _of_event(event: Event) -> Moment:
         onset=event.step,
         severity=event.severity,
         kind=event.event,
-        sentence=(_as_sentence(message),),
+        sentence=_set_apart(event.layer, message),
         layer=event.layer,
     )
 
@@ -160,6 +160,13 @@ def diagnosis_in_words(diagnosis: str) -> str:
     return DIAGNOSES.get(diagnosis, diagnosis.replace("_", " "))
 
 
+def _set_apart(layer: str | None, message: str) -> Sentence:
+    """A message as a sentence; a layer's name that it opens with stays as it is written."""
+    if layer and message.startswith(f"{layer}: "):
+        return (Name(layer), ": " + _ended(message[len(layer) + 2 :]))
+    return (_as_sentence(message),)
+
+
 def _in_words(text: str) -> str:
     for diagnosis, words in DIAGNOSES.items():
         text = text.replace(diagnosis, words)
@@ -167,8 +174,10 @@ def _in_words(text: str) -> str:
 
 
 def _as_sentence(text: str) -> str:
+    ended = _ended(text)
+    return ended[:1].upper() + ended[1:]
+
+
+def _ended(text: str) -> str:
     text = text.strip()
-    if not text:
-        return text
-    ended = text if text.endswith((".", "!", "?", "…")) else text + "."
-    return ended[0].upper() + ended[1:]
+    return text if text.endswith((".", "!", "?", "…")) or not text else text + "."

@@ -44,13 +44,15 @@ def draw_strips(strips: list[Strip], steps: Floats, start: float, end: float, to
             continue
         parts.append(element("rect", x="0", y=f"{y:g}", width="100%", height=HEIGHT, class_="rail"))
         for first, last, values in stretches(steps, strip.mask, width / _COLUMNS):
+            # One value has no length on the axis; it gets the least that can be seen.
+            long = max(1 / _COLUMNS, (steps[last] - steps[first]) / width)
             parts.append(
                 element(
                     "rect",
                     hover(f"{strip.label}: {_span(steps[first], steps[last])}, {count(values, 'value')}"),
-                    x=percent((steps[first] - start) / width),
+                    x=percent(min((steps[first] - start) / width, 1 - long)),
                     y=f"{y:g}",
-                    width=percent((steps[last] - steps[first]) / width),
+                    width=percent(long),
                     height=HEIGHT,
                     class_=f"strip {strip.kind}",
                 )

@@ -16,7 +16,7 @@ from palingenesis.report.facts import Facts
 from palingenesis.report.heatmap import describe_value
 from palingenesis.report.history import History
 from palingenesis.report.moments import diagnosis_in_words
-from palingenesis.report.words import count, duration, moment, number, step_number, times, visible
+from palingenesis.report.words import count, duration, moment, number, step_number, times, visible, whole
 
 _LONG_MESSAGE = 320
 _SEVERITIES = ("critical", "warning", "info")
@@ -176,7 +176,11 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
         ("Layers watched", f"{len(facts.layers):,}", _skipped_layers(facts)),
         ("Layer alarms", f"{counts['alarms']:,}", f"{still_open:,} not cleared" if counts["alarms"] else ""),
         ("Loss spikes", f"{counts['loss_spikes']:,}", ""),
-        ("Non-finite", f"{counts['nonfinite']:,}", "episodes" if counts["nonfinite"] else ""),
+        (
+            "Non-finite",
+            f"{counts['nonfinite']:,}",
+            {0: "", 1: "episode"}.get(counts["nonfinite"], "episodes"),
+        ),
     ]
     if len(finite):
         figures.append(("Loss", number(float(finite[-1])), f"from {number(float(finite[0]))}"))
@@ -293,11 +297,11 @@ def about_run(facts: Facts) -> list[tuple[str, str]]:
         ("Ended", _ended(facts)),
         (
             "Model",
-            f"{visible(model.get('class', '–'), 120)}, {number(model.get('parameters'))} parameters, "
-            f"{number(model.get('trainable'))} trained",
+            f"{visible(model.get('class', '–'), 120)}, {whole(model.get('parameters'))} parameters, "
+            f"{whole(model.get('trainable'))} trained",
         ),
         ("Optimizer", visible(optimizer.get("class", "–"), 120)),
-        ("Processes", number(parallel.get("world_size"))),
+        ("Processes", whole(parallel.get("world_size"))),
         ("Versions", ", ".join(f"{visible(k)} {visible(v)}" for k, v in versions.items()) or "–"),
         ("Folder", visible(facts.folder)),
     ]

@@ -34,12 +34,13 @@ def advice(facts: Facts) -> str:
         return (
             f"A baseline needs {count(config.warmup, 'check')} and one more to compare with it, at step "
             f"{needed:,} with check_every={config.check_every}; this run made "
-            f"{count(facts.checks, 'check')} in {count(facts.last_step, 'step')}. Train longer, or set check_every lower."
+            f"{count(facts.checks, 'check')} in {count(facts.last_step, 'step')}. Train longer, or set "
+            "check_every lower."
         )
     if facts.verdict == "INTERRUPTED" and facts.end is None:
         return (
-            f"The record stops at step {step_number(facts.last_step)} without an end: the process was killed, "
-            "or it is still running. What came after that step is not known."
+            f"The record stops at step {step_number(facts.last_step)} without an end: the process was "
+            "killed, or it is still running. What came after that step is not known."
         )
     if facts.verdict == "INTERRUPTED":
         last = step_number(facts.last_step)

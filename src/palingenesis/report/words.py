@@ -69,7 +69,15 @@ def number(value: Any, digits: int = 4) -> str:
         return f"{int(value):,}".replace("-", "−")
     if _PLAIN_FROM <= abs(value) < _PLAIN_BELOW:
         return f"{value:,.{digits}g}".replace("-", "−") if abs(value) < 10**digits else f"{value:,.0f}"
-    return f"{value:.{digits - 1}e}".replace("-", "−").replace("e−0", "e−").replace("e+0", "e+")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent)}".replace("-", "−")
+
+
+def whole(value: Any) -> str:
+    """A count in full, however large; a dash for none."""
+    return f"{value:,}" if isinstance(value, int) else number(value)
 
 
 def power_of_ten(exponent: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from palingenesis.layers import Layers, Unit
 from palingenesis.signals.guard import ROWS, Guard
@@ -24,6 +25,11 @@ class _OnDevice:
         self.norms: torch.Tensor | None = None
         self.guard: Guard | None = None
 
+    @property
+    def moved(self) -> bool:
+        """Whether the model went to another device since (``model.to`` keeps the parameters' identity)."""
+        return self._units[0].parameter.device != self.device
+
     def look(self, scale: torch.Tensor | None) -> torch.Tensor:
         gradients = []
         for unit in self._units:
@@ -39,9 +45,13 @@ class _OnDevice:
 
 @dataclass(frozen=True)
 class PendingCheck:
-    """A check on its way to the host. ``absent`` and ``frozen`` are known already, one entry a unit."""
+    """A check on its way to the host. ``absent`` and ``frozen`` are known already, one entry a unit.
+
+    ``members`` are the units of each device, in the order of the packet's names.
+    """
 
     step: int
+    members: tuple[NDArray[np.int64], ...]
     absent: Bools
     frozen: Bools
     guarded_steps: int
@@ -58,14 +68,17 @@ class GradientReader:
 
     def __init__(self, layers: Layers, *, guard: bool) -> None:
         self.layers = layers
-        by_device: dict[torch.device, list[tuple[int, Unit]]] = {}
-        for i, unit in enumerate(layers.units):
-            by_device.setdefault(unit.parameter.device, []).append((i, unit))
-        self._devices = [_OnDevice(device, members) for device, members in by_device.items()]
+        self._devices = self._by_device()
         self._with_guard = guard
         self._owner = np.array(layers.owner, dtype=np.int64)
         # Units are grouped by layer, so each layer is a slice that `reduceat` can reduce.
         self._starts = np.flatnonzero(np.diff(self._owner, prepend=-1))
+
+    def _by_device(self) -> list[_OnDevice]:
+        by_device: dict[torch.device, list[tuple[int, Unit]]] = {}
+        for i, unit in enumerate(self.layers.units):
+            by_device.setdefault(unit.parameter.device, []).append((i, unit))
+        return [_OnDevice(device, members) for device, members in by_device.items()]
 
     @torch.no_grad()
     def look(self, step: int, scale: torch.Tensor | None = None) -> None:
@@ -75,12 +88,21 @@ class GradientReader:
             step: the optimizer step.
             scale: loss scale that the gradients still carry.
         """
+        if any(device.moved for device in self._devices):
+            self._devices = self._by_device()
         for device in self._devices:
             norms = device.look(scale)
             if self._with_guard:
                 if device.guard is None:
                     device.guard = Guard(len(device.members), norms)
                 device.guard.fold(step, norms)
+
+    def total_norm(self) -> torch.Tensor | None:
+        """Norm over everything last looked at, on the device; ``None`` before, or with several devices."""
+        if len(self._devices) != 1 or self._devices[0].norms is None:
+            return None
+        total: torch.Tensor = torch.linalg.vector_norm(self._devices[0].norms)
+        return total
 
     def send(self, step: int, extra: dict[str, torch.Tensor]) -> PendingCheck:
         """Send the norms last looked at, and what the guard folded, on their way to the host.
@@ -105,18 +127,19 @@ class GradientReader:
         units = self.layers.units
         absent = np.array([unit.parameter.grad is None for unit in units], dtype=bool)
         frozen = np.array([not unit.parameter.requires_grad for unit in units], dtype=bool)
-        return PendingCheck(step, absent, frozen, guarded, packet)
+        members = tuple(device.members for device in self._devices)
+        return PendingCheck(step, members, absent, frozen, guarded, packet)
 
     def decode(self, check: PendingCheck, arrays: dict[str, Floats]) -> CheckReading:
         """The reading of a check whose numbers have arrived."""
         size = len(self.layers.units)
         norms = np.zeros(size)
         guard = np.zeros((len(ROWS), size))
-        for i, device in enumerate(self._devices):
+        for i, members in enumerate(check.members):
             if f"norms/{i}" in arrays:
-                norms[device.members] = arrays[f"norms/{i}"]
+                norms[members] = arrays[f"norms/{i}"]
             if f"guard/{i}" in arrays:
-                guard[:, device.members] = arrays[f"guard/{i}"]
+                guard[:, members] = arrays[f"guard/{i}"]
         if size == 0:
             empty, none = np.zeros(0), np.zeros(0, dtype=bool)
             return CheckReading(check.step, empty, none, none, Presence.of_check_only(check.step, none))

@@ -14,19 +14,17 @@ from collections.abc import Sequence
 
 import torch
 
-# Tensors up to this size are reduced as a whole, larger ones in rows of at most as many elements. Rows
-# shorter than SHORT would cost more calls than they save.
-WHOLE = 1 << 14
+# The most elements that are summed in one go: of equal values, as many as this are off by 8e-6 already.
+# Larger tensors are reduced in rows of ROW. What is not contiguous is reduced in its own rows, unless they
+# are shorter than SHORT: those would cost more calls than a copy.
+WHOLE = 1 << 13
 ROW = 1 << 12
 SHORT = 1 << 6
-
-# Half-precision rows have no fast kernel; there the chunks are larger, and fewer.
-HALF_CHUNK = 1 << 15
 
 # Below this norm the squares of fp32 elements may have been subnormal or zero.
 TINY = 1e-14
 
-# Elements looked at in one go where a norm is computed again in fp64: bounds the memory of the copy.
+# Elements converted in one go, half precision to fp32 or anything to fp64: bounds the memory of the copy.
 PIECE = 1 << 20
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -58,46 +56,77 @@ def plain_values(gradient: torch.Tensor) -> torch.Tensor:
     if gradient.layout is not torch.strided:
         if gradient.layout == torch.sparse_coo:
             gradient = gradient.coalesce()
-        gradient = gradient.values()
+        gradient = _without_holes(gradient) if _has_holes(gradient) else gradient.values()
     elif gradient.is_nested:
         gradient = gradient.values()
     return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
+def _has_holes(gradient: torch.Tensor) -> bool:
+    """Whether a nested tensor's buffer holds elements between its sequences, as after ``nested.narrow``."""
+    return gradient.layout == torch.jagged and gradient.lengths() is not None  # type: ignore[attr-defined]
+
+
+def _without_holes(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.cat([sequence.flatten() for sequence in gradient.unbind()])
+
+
 def _on_host(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    pieces: list[torch.Tensor] = []
-    owners: list[int] = []
-    counts: list[int] = []
-    whole: dict[torch.dtype, tuple[list[torch.Tensor], list[int]]] = {}
+    large: dict[int, torch.Tensor] = {}
+    small: dict[torch.dtype, dict[int, torch.Tensor]] = {}
     for i, gradient in enumerate(gradients):
         if gradient is None or gradient.numel() == 0:
             continue
-        if gradient.numel() > WHOLE and gradient.dtype not in _HALF:
-            for rows in _rows(gradient):
-                piece = torch.linalg.vector_norm(rows, dim=-1).flatten()
-                pieces.append(piece)
-                owners.append(i)
-                counts.append(piece.numel())
+        if gradient.numel() > WHOLE:
+            large[i] = gradient
         else:
-            tensors, whose = whole.setdefault(gradient.dtype, ([], []))
-            chunks = [gradient] if gradient.numel() <= WHOLE else gradient.reshape(-1).split(HALF_CHUNK)
-            tensors.extend(chunks)
-            whose.extend([i] * len(chunks))
-    for dtype, (tensors, whose) in whole.items():
-        pieces.append(
-            torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32 if dtype in _HALF else None))
-        )
-        owners.extend(whose)
-        counts.extend([1] * len(whose))
-    norms = torch.zeros(len(gradients), dtype=torch.float64)
-    if pieces:
-        index = torch.repeat_interleave(torch.tensor(owners), torch.tensor(counts))
-        norms.index_add_(0, index, torch.cat([piece.double() for piece in pieces]).square_()).sqrt_()
-    doubtful = ~torch.isfinite(norms) | (norms < TINY)
-    for i in doubtful.nonzero().flatten().tolist():
+            small.setdefault(gradient.dtype, {})[i] = gradient
+    # The device is named wherever a tensor is made: a default device set by the user must not catch it.
+    norms = torch.zeros(len(gradients), dtype=torch.float64, device="cpu")
+    if large:
+        norms[list(large)] = _in_rows(list(large.values()))
+    for dtype, members in small.items():
+        wanted = torch.float32 if dtype in _HALF else None
+        wholes = torch._foreach_norm(list(members.values()), 2, dtype=wanted)
+        norms[list(members)] = torch.stack(wholes).double()
+    in_doubt = ~torch.isfinite(norms) | (norms < TINY)
+    for i in in_doubt.nonzero().flatten().tolist():
         gradient = gradients[i]
         if gradient is not None and gradient.numel():
             norms[i] = _scaled_norm(gradient)
+    return norms
+
+
+def _in_rows(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The norms of large tensors: of their rows first, whose squares are added up in fp64."""
+    rows: list[torch.Tensor] = []
+    counts: list[int] = []
+    for gradient in gradients:
+        pieces = _row_norms(gradient)
+        rows += pieces
+        counts.append(sum(map(len, pieces)))
+    squares = torch.cat(rows).double().square_()
+    return torch.segment_reduce(squares, "sum", lengths=torch.tensor(counts, device="cpu")).sqrt_()
+
+
+def _row_norms(gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Norms of rows of moderate length, without a copy of the elements where that can be avoided."""
+    if not gradient.is_contiguous():
+        # In the order of memory: along a stride, elements are added one by one and rounding grows tenfold.
+        gradient = gradient.permute(sorted(range(gradient.dim()), key=gradient.stride, reverse=True))
+    if gradient.dtype in _HALF:
+        # Rows of half precision have no fast kernel.
+        return [norms for piece in gradient.reshape(-1).split(PIECE) for norms in _of_rows(piece.float())]
+    if not gradient.is_contiguous() and gradient.stride(-1) == 1 and SHORT <= gradient.shape[-1] <= WHOLE:
+        return [torch.linalg.vector_norm(gradient, dim=-1).flatten()]
+    return _of_rows(gradient.reshape(-1))
+
+
+def _of_rows(flat: torch.Tensor) -> list[torch.Tensor]:
+    even, rest = divmod(flat.numel(), ROW)
+    norms = [torch.linalg.vector_norm(flat[: even * ROW].view(even, ROW), dim=-1)]
+    if rest:
+        norms.append(torch.linalg.vector_norm(flat[even * ROW :]).unsqueeze(0))
     return norms
 
 
@@ -111,15 +140,3 @@ def _scaled_norm(gradient: torch.Tensor) -> float:
     if largest == 0.0 or math.isinf(largest):
         return largest
     return largest * math.sqrt(sum(float((piece.double() / largest).square().sum()) for piece in pieces))
-
-
-def _rows(gradient: torch.Tensor) -> list[torch.Tensor]:
-    """The elements as matrices of moderate rows, without a copy where the strides allow it."""
-    if gradient.dim() > 1 and SHORT <= gradient.shape[-1] <= WHOLE:
-        return [gradient]
-    flat = gradient.reshape(-1)
-    even = flat.numel() // ROW * ROW
-    rows = [flat[:even].view(-1, ROW)]
-    if even < flat.numel():
-        rows.append(flat[even:].unsqueeze(0))
-    return rows

@@ -74,7 +74,7 @@ class BetweenWatch:
         return Event(
             "gradient_spike",
             step,
-            "warning",
+            "warning" if ratio >= self.config.spike_factor else "info",
             f"{names[0]}: gradient norm {10 ** peak[worst]:.3g} at step {step}, between two checks: "
             f"{ratio:,.0f} times its usual peak{also}",
             {

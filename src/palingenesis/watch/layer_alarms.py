@@ -36,11 +36,12 @@ class LayerWatch:
     """Alarms for layers, all at once.
 
     Args:
-        layers: names, in forward order.
+        layers: names.
         config: thresholds.
         units: ``(layer index, parameter name)`` of every parameter or part, for layers in which one
             parameter can be missing while another is there.
         trained: layers that the optimizer holds; only these can be ``never_trained``.
+        order: each layer's place in the forward pass; that of ``layers`` if not given.
         raw: the gradients are known to be unclipped.
     """
 
@@ -51,10 +52,12 @@ class LayerWatch:
         *,
         units: Sequence[tuple[int, str]] = (),
         trained: Bools | None = None,
+        order: Ints | None = None,
         raw: bool = False,
     ) -> None:
         self.layers, self.config, self.units, self.raw = list(layers), config, list(units), raw
         size = len(self.layers)
+        self.order = np.arange(size) if order is None else order
         self.trained = np.ones(size, dtype=bool) if trained is None else trained
         self._unit_layer: Ints = np.array([layer for layer, _ in self.units], dtype=np.int64)
         per_layer = np.bincount(self._unit_layer, minlength=size) if self.units else np.zeros(size)
@@ -193,13 +196,13 @@ class LayerWatch:
                     clipped=kind == "clipped",
                 )
             )
-            told.append(Alarmed(self.layers[i], int(i), diagnosis, abs(relative)))
+            told.append(Alarmed(self.layers[i], int(self.order[i]), diagnosis, abs(relative)))
         for u, diagnosis in self._new_unit_alarms(reading):
             layer, parameter = self.units[u]
             alarms.append(
                 messages.parameter_alarm(self.layers[layer], parameter, diagnosis, reading.step, first_step)
             )
-            told.append(Alarmed(self.layers[layer], layer, diagnosis, 0.0))
+            told.append(Alarmed(self.layers[layer], int(self.order[layer]), diagnosis, 0.0))
         return self._as_incident(reading.step, alarms, told)
 
     def _new_unit_alarms(self, reading: CheckReading) -> list[tuple[int, str]]:

@@ -1,9 +1,14 @@
 """Loss spikes: the loss against its own running mean, on every step, judged at every check.
 
-The running mean and variance weigh about the same stretch of training as a layer's baseline does: with
-losses known at every step their weight is ``baseline_rate_floor / check_every`` each. Between two checks
-many losses are looked at where a check looks at one, so the bar for those is raised until the chance of a
-false spike in the whole interval is that of one check.
+The running mean and variance weigh about the same stretch of training as a layer's baseline does, and never
+less than ``MEMORY`` losses. A spike is more than ``sigma`` standard deviations above the mean and, where that
+is positive, more than ``loss_spike_factor`` times it; three things keep ordinary noise from passing for one:
+
+- between two checks many losses are looked at where a check looks at one, so ``sigma`` is raised there until
+  the chance of a false spike in the whole interval is that of one check, and so it is while few losses are
+  known (Student's t);
+- a spike must exceed the largest recent excursion by half: heavy tails set their own bar;
+- losses that were always positive must be as far out on a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -19,18 +24,33 @@ import numpy as np
 from palingenesis.config import MonitorConfig
 from palingenesis.events import Event
 
+# Least number of losses that the running mean and the largest recent excursion remember.
+MEMORY = 100
+
+# A spike exceeds the largest recent excursion above the mean by this factor; an earlier spike counts as an
+# excursion of half its size, so that one as large as the last is still told.
+EXCURSION = 1.5
+EARLIER_SPIKE = 0.5
+# Excursions fade this much more slowly than the running mean: the largest of many losses is rare.
+EXCURSION_FADES = 0.1
+
 # At the end of the warm-up, losses further than this many (robust) standard deviations from its median are
 # left out of the first baseline, so that a spike there does not hide later ones.
 WARMUP_OUTLIER = 5.0
 _MAD_TO_STD = 1.4826
 
 
-def corrected_sigma(sigma: float, tries: int) -> float:
-    """The bar whose tail probability, over ``tries`` values, is that of ``sigma`` for one."""
-    if tries <= 1:
-        return sigma
-    tail = NormalDist().cdf(-sigma) / tries
-    return -NormalDist().inv_cdf(tail)
+def corrected_sigma(sigma: float, tries: int, known: int) -> float:
+    """The bar whose tail probability over ``tries`` values is that of ``sigma`` for one.
+
+    Args:
+        sigma: standard deviations.
+        tries: values looked at.
+        known: values that the standard deviation was estimated from; the bar grows as Student's t does
+            (first term of its Cornish-Fisher expansion; Abramowitz and Stegun 26.7.5).
+    """
+    bar = sigma if tries <= 1 else -NormalDist().inv_cdf(NormalDist().cdf(-sigma) / tries)
+    return bar * (1 + (bar * bar + 1) / (4 * max(known - 1, 1)))
 
 
 @dataclass
@@ -61,6 +81,7 @@ class LossWatch:
     count: int = 0
     spike_since: int = 0
     positive: bool = True
+    excursion: float = 0.0
     _loss: _Running = field(default_factory=_Running)
     _log: _Running = field(default_factory=_Running)
     _early: list[float] = field(default_factory=list)
@@ -74,20 +95,21 @@ class LossWatch:
             step: the check's own step; the other losses lie between two checks.
         """
         events: list[Event] = []
-        between = corrected_sigma(self.config.sigma, self.config.check_every)
         for at, loss in losses:
             if math.isfinite(loss):
-                here = at == step
-                events += self._one(at, loss, self.config.sigma if here else between, between=not here)
+                events += self._one(at, loss, between=at != step)
         return events
 
     # -- one loss ----------------------------------------------------------------------------------------
 
-    def _one(self, step: int, loss: float, sigma: float, *, between: bool) -> list[Event]:
+    def _one(self, step: int, loss: float, *, between: bool) -> list[Event]:
         if len(self._early) < self._warmup:
             self._warm_up(loss)
             return []
-        rule = self._spike_rule(loss, sigma)
+        tries = self.config.check_every if between else 1
+        rule = self._spike_rule(
+            loss, corrected_sigma(self.config.sigma, tries, min(self.count, self._memory))
+        )
         if rule is None:
             self._outside.clear()
             recovered = self._recovered(step, loss) if self.spike_since else []
@@ -99,11 +121,16 @@ class LossWatch:
         if self.spike_since:
             return []
         self.spike_since = step
+        self.excursion = max(self.excursion, EARLIER_SPIKE * (loss - self._loss.mean))
         return [self._spike(step, loss, rule, between=between)]
 
     @property
     def _warmup(self) -> int:
         return self.config.warmup * self.config.check_every
+
+    @property
+    def _memory(self) -> int:
+        return max(MEMORY, round(self.config.check_every / self.config.baseline_rate_floor))
 
     @property
     def _patience(self) -> int:
@@ -122,13 +149,16 @@ class LossWatch:
 
     def _restart(self, values: Sequence[float]) -> None:
         self._loss.restart(values)
+        self.excursion = max(values) - self._loss.mean
         self.positive = min(values) > 0
         if self.positive:
             self._log.restart([math.log(value) for value in values])
 
     def _learn(self, loss: float) -> None:
         self.count += 1
-        rate = max(1.0 / self.count, self.config.baseline_rate_floor / self.config.check_every)
+        fading = 1.0 / self._memory
+        rate = max(1.0 / self.count, fading)
+        self.excursion = max(self.excursion * (1 - EXCURSION_FADES * fading), loss - self._loss.mean)
         self._loss.update(loss, rate)
         self.positive &= loss > 0
         if self.positive:
@@ -137,23 +167,17 @@ class LossWatch:
     def _spike_rule(self, loss: float, sigma: float) -> str | None:
         """The rule under which ``loss`` is a spike, or ``None``."""
         mean = self._loss.mean
-        if loss <= mean + sigma * self._loss.std:
+        if loss <= mean + sigma * self._loss.std or loss <= mean + EXCURSION * self.excursion:
             return None
         if mean <= 0:
             # A ratio to a mean that is not positive says nothing.
-            return "sigma_only" if loss > mean + self._sigma_only(sigma) * self._loss.std else None
+            return "sigma_only"
         if loss <= self.config.loss_spike_factor * mean:
             return None
         by_log = self.config.loss_log_domain and self.positive
         if by_log and math.log(loss) <= self._log.mean + sigma * self._log.std:
             return None
         return "sigma_and_ratio"
-
-    def _sigma_only(self, sigma: float) -> float:
-        # Without the ratio's protection the rule rings on one Gaussian loss in 160 at 2.5 sigma; the bar
-        # is raised to one in the length of a baseline's memory times as many.
-        memory = round(1.0 / self.config.baseline_rate_floor)
-        return corrected_sigma(sigma, memory * self.config.warmup)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -213,6 +237,7 @@ class LossWatch:
             "count": self.count,
             "spike_since": self.spike_since,
             "positive": self.positive,
+            "excursion": self.excursion,
             "loss": [self._loss.mean, self._loss.var],
             "log": [self._log.mean, self._log.var],
             "early": list(self._early),
@@ -221,6 +246,6 @@ class LossWatch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self.spike_since = int(state["count"]), int(state["spike_since"])
-        self.positive = bool(state["positive"])
+        self.positive, self.excursion = bool(state["positive"]), float(state["excursion"])
         self._loss, self._log = _Running(*state["loss"]), _Running(*state["log"])
         self._early, self._outside = list(state["early"]), list(state["outside"])

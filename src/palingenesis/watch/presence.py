@@ -57,9 +57,9 @@ class PresenceWatch:
         self._uncounted += seen.steps - seen.present_steps
         over = np.where(came_back, np.maximum(self._uncounted - trailing, 0.0), 0.0)
         self.present += seen.present_steps
-        # What was missing before the first gradient says nothing about the rate: adapters and residual
-        # branches that start at zero have none at step 1.
-        self.absent += np.where(known, over, 0.0)
+        # Adapters and residual branches that start at zero have no gradient at step 1; an absence that
+        # short, before the first gradient, says nothing about the rate.
+        self.absent += np.where(known | (over > self.warmup), over, 0.0)
         self._uncounted -= over
         self.longest_gap = np.where(came_back, np.maximum(self.longest_gap, missed), self.longest_gap)
         self.gap = trailing
@@ -67,7 +67,7 @@ class PresenceWatch:
     def missing(self) -> Bools:
         """Channels absent now, and for longer than their own history makes likely."""
         absent_now = (self.gap > 0) & self.ever & (self.checks > self.warmup)
-        steady = self.absent == 0
+        steady = (self.absent == 0) & (self.present >= self.warmup)
         total = np.maximum(self.present + self.absent, 1.0)
         miss_rate = (self.absent + 1.0) / (total + 1.0)
         unlikely = self.gap * np.log(np.minimum(miss_rate, 1.0)) <= np.log(self.alpha)

@@ -1,0 +1,80 @@
+"""Text and JSON: widths, strictness, and that they say what the record holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from tests.report.conftest import SMALL
+
+from palingenesis.record.reader import Run
+from palingenesis.report import render_text, to_json
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("width", [80, 40, 24])
+def test_no_line_of_text_is_too_long(name: str, width: int, run_of: Callable[[str], Run]) -> None:
+    text = render_text(run_of(name), width)
+    lines = [line for line in text.splitlines() if not line.startswith("Page: ")]
+    assert max(map(cell_len, lines)) <= width
+    assert text.startswith(run_of(name).verdict + ":")
+    assert text.endswith("\n")
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_text_names_the_layer_and_the_page(
+    run_of: Callable[[str], Run], folder_of: Callable[[str], Path]
+) -> None:
+    text = render_text(run_of("faulty"))
+    assert "model.layers.2.mlp.up_proj  no gradient    310    320  not cleared" in text
+    assert f"Page: {folder_of('faulty') / 'report.html'}" in text
+    assert "6 alarms (5 cleared)" in text
+
+
+def test_text_survives_a_pipe(folder_of: Callable[[str], Path]) -> None:
+    program = (
+        "import sys; from palingenesis.record.reader import load_run; "
+        "from palingenesis.report import render_text; "
+        "sys.stdout.write(render_text(load_run(sys.argv[1]), 40))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder_of("faulty"))], capture_output=True, check=True
+    )
+    assert done.stdout.decode("utf-8").startswith("CRITICAL:")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_json_is_strict(name: str, run_of: Callable[[str], Run]) -> None:
+    run = run_of(name)
+    document = to_json(run)
+    again = json.loads(json.dumps(document, allow_nan=False))
+    assert again == document
+    assert list(document) == [
+        "verdict", "sentence", "run", "counts", "first", "alarms", "incidents", "events", "monitored",
+    ]  # fmt: skip
+    assert document["verdict"] == run.verdict
+    assert len(document["events"]) == len(run.events)
+
+
+def test_json_holds_the_alarms(run_of: Callable[[str], Run]) -> None:
+    document = to_json(run_of("faulty"))
+    dead = next(a for a in document["alarms"] if a["diagnosis"] == "no_gradient")
+    assert dead["layer"] == "model.layers.2.mlp.up_proj"
+    assert (dead["since"], dead["step"], dead["cleared_step"]) == (310, 320, None)
+    assert dead["incident"] == document["incidents"][0]["incident"]
+    assert document["incidents"][0]["origin"] == dead["layer"]
+    assert document["monitored"]["not_watched"][0]["layer"] == "model.rotary_emb"
+    assert document["monitored"]["first_judged_step"] == 90
+    assert document["run"]["last_step"] == 600
+    assert to_json(run_of("warming_up"))["monitored"]["first_judged_step"] is None
+
+
+def test_importing_the_report_imports_no_torch() -> None:
+    program = "import sys, palingenesis.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,187 @@
+"""The page's source: it is whole, closed, small enough, and says what was left out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.report import runs
+from tests.report.conftest import SMALL
+
+from palingenesis.errors import RecordError
+from palingenesis.record.reader import Run, load_run
+from palingenesis.report import html, write_html
+
+VOID = {"meta", "link", "input", "br", "img"}
+
+
+class Outline(HTMLParser):
+    """Tags that match, ids, headings and links of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.headings: list[int] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_page_is_whole(name: str, page_of: Callable[[str], str]) -> None:
+    page = page_of(name)
+    outline = Outline(page)
+    assert outline.open == []
+    assert len(outline.ids) == len(set(outline.ids))
+    assert outline.headings[0] == 1
+    assert outline.headings.count(1) == 1
+    steps = [after - before for before, after in zip(outline.headings, outline.headings[1:], strict=False)]
+    assert max(steps) <= 1
+    named = [v for n, v in outline.attributes if n in ("aria-labelledby", "href") and v and v.startswith("#")]
+    assert {v[1:] for v in named if v} <= set(outline.ids)
+    labels = [w for n, v in outline.attributes if n == "aria-labelledby" for w in (v or "").split()]
+    assert set(labels) <= set(outline.ids)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_nothing_is_fetched_and_only_our_own_style_and_script_may_run(
+    name: str, page_of: Callable[[str], str]
+) -> None:
+    page = page_of(name)
+    outline = Outline(page)
+    assert outline.tags.count("script") == outline.tags.count("style") == 1
+    links = [v or "" for n, v in outline.attributes if n in ("src", "href", "action", "xlink:href")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert not [n for n, _ in outline.attributes if n.startswith("on") or n == "style"]
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    rules = policy.group(1).replace("&#39;", "'")
+    assert rules.startswith("default-src 'none'; ")
+    for tag in ("style", "script"):
+        text = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert text is not None
+        digest = base64.b64encode(hashlib.sha256(text.group(1).encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}';" in rules
+    assert "unsafe" not in rules
+
+
+def test_names_are_shown_and_not_run(page_of: Callable[[str], str]) -> None:
+    page = page_of("nasty")
+    assert "<script>window.pwned" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;window.pwned=1;alert(1)&lt;/script&gt;" in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert "\\x1b[31mred" in page
+    assert "{{ 7*7 }}" in page
+    assert "x" * 300 in page
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("healthy", "HEALTHY"),
+        ("faulty", "CRITICAL"),
+        ("nasty", "PARTLY MONITORED"),
+        ("killed", "INTERRUPTED"),
+        ("resumed", "HEALTHY"),
+        ("warming_up", "UNKNOWN"),
+        ("bare", "UNKNOWN"),
+        ("one_layer", "WARNING"),
+        ("all_nan", "CRITICAL"),
+        ("not_monitored", "NOT MONITORED"),
+        ("one_bad_loss", "CRITICAL"),
+    ],
+)
+def test_the_verdict_is_on_top(name: str, verdict: str, page_of: Callable[[str], str]) -> None:
+    assert f'<span class="word">{verdict}</span>' in page_of(name)
+
+
+def test_what_cannot_be_drawn_is_said(page_of: Callable[[str], str]) -> None:
+    assert "No loss was recorded." in page_of("bare")
+    assert "Every recorded loss was non-finite." in page_of("all_nan")
+    assert "loss not finite: steps 521 to 541, 21 values" in page_of("faulty")
+    assert "1 loss value lies beyond the axis" in page_of("one_layer")
+    assert "Still warming up" in page_of("warming_up")
+    assert "the process was killed, or it is still running" in page_of("killed")
+    assert "never passed to the monitor" in page_of("bare")
+    assert "gradient norms of model.experts cannot be read" in page_of("faulty")
+    assert "(this step was run again after a resume)" in page_of("resumed")
+    assert "<code>fc</code>: gradient norm 30 at step 55, between two checks." in page_of("one_bad_loss")
+    assert "12,000,201" in page_of("one_layer")
+
+
+def test_a_thousand_layers_and_two_thousand_checks(
+    folder_of: Callable[[str], Path], page_of: Callable[[str], str]
+) -> None:
+    page = page_of("big")
+    assert (folder_of("big") / "report.html").stat().st_size < 2_000_000
+    assert "2,000 checks are drawn in 720 columns of up to 3 checks." in page
+    assert "Curves of 24 of 80 alarmed layers are drawn" in page
+    assert "The loss curve shows the lowest and the highest" in page
+    Outline(page)
+
+
+def test_a_page_that_would_be_too_large_shows_less_and_says_so(tmp_path: Path) -> None:
+    names = [f"<&\"'>{n:04}" + "&" * 295 for n in range(1200)]
+    norms = runs.healthy_norms(30, len(names))
+    norms[15:, ::3] = 0.0
+    run = load_run(runs.write_run(tmp_path / "run", runs.Script(names, norms)))
+    page = html.render_html(run)
+    assert len(page) < html.LARGEST_PAGE
+    assert re.search(rb"[\d,]+ of 1,200 layers are shown", page)
+    assert re.search(rb"1,200 layers are drawn in [\d,]+ rows", page)
+
+
+def test_a_record_that_was_altered_is_said_to_be(tmp_path: Path) -> None:
+    run = runs.faulty(tmp_path / "run")
+    events = run / "events.jsonl"
+    events.write_text(events.read_text().replace("exploding", "vanishing"))
+    page = write_html(load_run(run)).read_text(encoding="utf-8")
+    assert "The record is not as it was written:" in page
+    assert "was altered" in page
+
+
+def test_a_run_whose_description_is_gone_still_has_a_page(tmp_path: Path) -> None:
+    run = runs.faulty(tmp_path / "run")
+    (run / "run.json").unlink()
+    page = write_html(load_run(run)).read_text(encoding="utf-8")
+    assert "model.layers.2.mlp.up_proj" in page
+    assert "run.json is missing" in page
+
+
+def test_an_option_of_a_later_version_is_shown(tmp_path: Path) -> None:
+    script = runs.Script(["fc"], runs.healthy_norms(12, 1), info={"config": {"warmup": 4, "telepathy": True}})
+    page = write_html(load_run(runs.write_run(tmp_path / "run", script))).read_text(encoding="utf-8")
+    assert "telepathy" in page
+    assert "not known to this version" in page
+
+
+def test_the_page_appears_whole_or_not_at_all(tmp_path: Path, run_of: Callable[[str], Run]) -> None:
+    target = tmp_path / "elsewhere.html"
+    assert write_html(run_of("healthy"), target) == target
+    assert os.listdir(tmp_path) == ["elsewhere.html"]
+    before = target.read_bytes()
+    write_html(run_of("healthy"), str(target))
+    assert target.read_bytes() == before
+    with pytest.raises(RecordError, match=r"cannot be written .*; give a path you may write to"):
+        write_html(run_of("healthy"), tmp_path / "nowhere" / "page.html")
