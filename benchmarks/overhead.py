@@ -135,7 +135,9 @@ def memory(model: LlamaForCausalLM) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=20, help="training steps timed at 512 tokens")
     parser.add_argument("--json", type=Path, help="write the figures there too")
@@ -144,7 +146,9 @@ def main() -> None:
     logging.getLogger("palingenesis").setLevel(logging.CRITICAL)
     model = model_of_30m()
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{size / 1e6:.1f} M parameters in {len(list(model.parameters()))} tensors, torch {torch.__version__}")
+    print(
+        f"{size / 1e6:.1f} M parameters in {len(list(model.parameters()))} tensors, torch {torch.__version__}"
+    )
     figures = per_call(model, given.rounds)
     figures |= per_training_step(model, 512, given.steps)
     figures |= per_training_step(model, 4096, max(3, given.steps // 5))

@@ -128,7 +128,8 @@ def test_a_loss_scale_that_doubles_does_not_ring() -> None:
     for i in range(400):
         scale *= 2 if i % 5 == 4 and i < 200 else 1
         run.step(every=scale)
-    assert not run.alarms and not [event for event in run.seen if event.severity != "info"]
+    assert not run.alarms
+    assert not [event for event in run.seen if event.severity != "info"]
 
 
 def test_a_layer_is_still_judged_while_all_move() -> None:
@@ -142,7 +143,8 @@ def test_common_mode_can_be_switched_off() -> None:
     run = Scripted(EIGHT, config=MonitorConfig(common_mode=False))
     run.steps(20)
     run.steps(2, every=1e-3)
-    assert len(run.alarms) == 8 and not run.events("global_shift")
+    assert len(run.alarms) == 8
+    assert not run.events("global_shift")
 
 
 @pytest.mark.parametrize("layers", [3, 8])
@@ -188,7 +190,8 @@ def test_a_level_that_keeps_rising_is_not_accepted() -> None:
     run.steps(20)
     for i in range(40):
         run.step(c=100 * 2.0**i)
-    assert len(run.alarms) == 1 and not run.events("level_shift")
+    assert len(run.alarms) == 1
+    assert not run.events("level_shift")
 
 
 def test_level_shift_can_be_switched_off() -> None:
@@ -204,7 +207,11 @@ def test_level_shift_can_be_switched_off() -> None:
 def test_a_non_finite_value_never_enters_a_baseline() -> None:
     run = Scripted()
     for i in range(40):
-        run.step(math.nan if i % 5 == 2 else 1.0, c=math.nan if i % 3 == 0 else 1.0, b=math.inf if i % 4 == 0 else 1)
+        run.step(
+            math.nan if i % 5 == 2 else 1.0,
+            c=math.nan if i % 3 == 0 else 1.0,
+            b=math.inf if i % 4 == 0 else 1,
+        )
     mean, std = run.monitor._watchers.layers.band()
     assert torch.isfinite(torch.tensor([*mean, *std])).all()
     run.steps(3)
@@ -232,8 +239,11 @@ def test_a_twenty_step_spike_between_two_checks_is_reported_with_its_layer_and_s
     run.steps(20, b=1e4)
     run.steps(70)
     events = run.events("gradient_spike")
-    assert len(events) == 1 and events[0].layer == "b" and 611 <= events[0].step <= 630
-    assert events[0].severity == "warning" and not run.alarms
+    assert len(events) == 1
+    assert events[0].layer == "b"
+    assert 611 <= events[0].step <= 630
+    assert events[0].severity == "warning"
+    assert not run.alarms
 
 
 def test_guard_off_sees_only_checks_and_the_loss() -> None:
@@ -340,14 +350,16 @@ def test_the_log_has_one_line_for_an_incident(caplog: pytest.LogCaptureFixture) 
     run.steps(20)
     with caplog.at_level("INFO", logger="palingenesis"):
         run.steps(3, a=None, b=None, c=None)
-    assert len(caplog.records) == 1 and "likely origin c" in caplog.text
+    assert len(caplog.records) == 1
+    assert "likely origin c" in caplog.text
 
 
 def test_incidents_can_be_switched_off() -> None:
     run = Scripted(EIGHT, config=MonitorConfig(incidents=False))
     run.steps(20)
     run.steps(3, a=None, b=None)
-    assert len(run.alarms) == 2 and not run.events("incident")
+    assert len(run.alarms) == 2
+    assert not run.events("incident")
 
 
 # -- parts of a layer -------------------------------------------------------------------------------------

@@ -45,7 +45,9 @@ def test_every_check_every_steps_defaults_to_50_and_begins_with_step_50() -> Non
     assert run.monitor.counts["checks"] == 2
 
 
-def test_in_one_device_to_host_transfer_per_device_that_holds_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_one_device_to_host_transfer_per_device_that_holds_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = []
     real = gradients.Packet
 
@@ -225,7 +227,8 @@ def test_note_loss_is_used_by_the_next_step_without_a_loss(tmp_path: Path) -> No
     run.step()
     run.monitor.close()
     losses = load_run(tmp_path / "run").metrics["train/loss"]
-    assert losses[0] == 7.0 and math.isnan(losses[1])
+    assert losses[0] == 7.0
+    assert math.isnan(losses[1])
 
 
 def test_a_loss_passed_to_step_wins(tmp_path: Path) -> None:
@@ -235,7 +238,8 @@ def test_a_loss_passed_to_step_wins(tmp_path: Path) -> None:
     run.step()
     run.monitor.close()
     losses = load_run(tmp_path / "run").metrics["train/loss"]
-    assert losses[0] == 3.0 and math.isnan(losses[1])  # the noted one does not linger
+    assert losses[0] == 3.0
+    assert math.isnan(losses[1])
 
 
 def test_a_loss_with_more_than_one_element_is_recorded_as_its_mean_and_one_loss_reduced_event_says_so(
@@ -280,7 +284,8 @@ def test_no_watched_layer_with_a_gradient_writes_one_no_gradients_warning_and_co
     assert len(run.events("no_gradients")) == 1
     assert run.monitor.counts["checks_without_gradients"] == 5
     assert run.monitor.verdict == "NOT MONITORED"
-    assert len(caplog.records) == 1 and "loss.backward()" in caplog.text
+    assert len(caplog.records) == 1
+    assert "loss.backward()" in caplog.text
 
 
 def test_calling_step_before_backward_is_found_out() -> None:
@@ -310,7 +315,8 @@ def test_the_reports_say_so_instead_of_healthy(tmp_path: Path) -> None:
     found = load_run(tmp_path / "run")
     assert found.verdict == "NOT MONITORED"
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "NOT MONITORED" in page.upper() and "HEALTHY" not in page.upper().split("<TITLE>")[1].split("</TITLE>")[0]
+    assert "NOT MONITORED" in page.upper()
+    assert "HEALTHY" not in page.upper().split("<TITLE>")[1].split("</TITLE>")[0]
 
 
 def test_a_run_with_no_check_at_all_is_unknown(tmp_path: Path) -> None:
@@ -326,7 +332,8 @@ def test_a_run_that_ended_before_the_warm_up_is_unknown_and_says_still_warming_u
     run.steps(WARMUP - 1)
     run.monitor.close()
     found = load_run(tmp_path / "run")
-    assert found.verdict == "UNKNOWN" and "warming up" in found.verdict_sentence
+    assert found.verdict == "UNKNOWN"
+    assert "warming up" in found.verdict_sentence
 
 
 # -- why the numbers are what they are --------------------------------------------------------------------
@@ -338,4 +345,6 @@ def test_raising_sigma_or_warmup_quietens(tmp_path: Path) -> None:
         for i in range(30):
             run.step(b=1.2 ** (-1) ** i)
         run.steps(2, b=30.0)
-    assert loud.alarms and not wide.alarms and not late.alarms
+    assert loud.alarms
+    assert not wide.alarms
+    assert not late.alarms

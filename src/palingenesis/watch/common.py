@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,21 @@ class Departure:
     value: Floats
     total: float
 
+    @cached_property
+    def judged(self) -> Floats:
+        """The shifts of the judged layers."""
+        return self.shift[np.isfinite(self.shift)]
+
+    @cached_property
+    def middle(self) -> tuple[float, float]:
+        """Lower median and median of the judged layers' shifts; 0 without any."""
+        size = self.judged.size
+        if not size:
+            return 0.0, 0.0
+        low, high = (size - 1) // 2, size // 2
+        ordered = np.partition(self.judged, (low, high))
+        return float(ordered[low]), float(ordered[low] + ordered[high]) / 2
+
 
 def clipped(departures: Sequence[Departure], tolerance: float) -> bool:
     """Whether the last checks, two or more, show one total norm while the layers vary: clipping."""
@@ -52,15 +68,15 @@ def clipped(departures: Sequence[Departure], tolerance: float) -> bool:
     return moved.size > 0 and float(np.median(moved)) > VARIES * tolerance / math.log(10)
 
 
-def common_factor(shift: Floats, kind: Kind) -> float:
+def common_factor(departure: Departure, kind: Kind) -> float:
     """The factor (in decades) that a hypothesis takes out of the shifts.
 
     Clipping can only shrink, and the culprit shrinks least, so the lower median is taken there.
     """
-    judged = np.sort(shift[np.isfinite(shift)])
-    if kind == "none" or judged.size == 0:
+    if kind == "none":
         return 0.0
-    middle = float(judged[(judged.size - 1) // 2] if kind == "clipped" else np.median(judged))
+    lower, median = departure.middle
+    middle = lower if kind == "clipped" else median
     return middle if abs(middle) >= NEGLIGIBLE else 0.0
 
 
@@ -76,11 +92,11 @@ def hypothesis(departures: Sequence[Departure], config: MonitorConfig, *, raw: b
         return "none"
     if not raw and clipped(departures, config.clip_tolerance):
         return "clipped"
-    shift = departures[-1].shift
-    judged = shift[np.isfinite(shift)]
-    if judged.size < config.common_mode_min_layers:
+    newest = departures[-1]
+    if newest.judged.size < config.common_mode_min_layers:
         return "none"
-    near = np.abs(judged - np.median(judged)) <= config.common_mode_spread
+    _, median = newest.middle
+    near = np.abs(newest.judged - median) <= config.common_mode_spread
     return "common" if float(near.mean()) >= config.common_mode_share else "none"
 
 
@@ -91,7 +107,7 @@ def out_of_range(departure: Departure, kind: Kind, config: MonitorConfig) -> tup
     that stayed where it was while all others moved is not blamed, unless the move was clipping's.
     """
     reach = np.log10(config.factor)
-    factor = common_factor(departure.shift, kind)
+    factor = common_factor(departure, kind)
 
     def beyond(shift: Floats) -> tuple[Bools, Bools]:
         with np.errstate(invalid="ignore"):

@@ -163,7 +163,7 @@ class LayerWatch:
         """The layers that did not take part in a common move."""
         if kind != "common":
             return []
-        factor = common.common_factor(departure.shift, kind)
+        factor = common.common_factor(departure, kind)
         with np.errstate(invalid="ignore"):
             apart = np.abs(departure.shift - factor) > self.config.common_mode_spread
         return [self.layers[i] for i in np.flatnonzero(apart | (code != IN_RANGE))]
@@ -176,7 +176,7 @@ class LayerWatch:
         alarms: list[Event] = []
         told: list[Alarmed] = []
         new = np.flatnonzero((confirmed != IN_RANGE) & (confirmed != self.active))
-        factor = common.common_factor(departure.shift, kind)
+        factor = common.common_factor(departure, kind)
         first_step = self._departures[0].step
         for i in new:
             self.active[i], self.active_since[i] = confirmed[i], reading.step
@@ -212,10 +212,13 @@ class LayerWatch:
         for _, unit_missing in self._missing:
             missing &= unit_missing
         missing &= len(self._missing) >= self.config.consecutive
+        never = self.unit_presence.never & self._unit_shares
+        if not (missing.any() or never.any()):
+            return []
         code = np.where(missing, NO_GRADIENT, IN_RANGE)
         if self.config.from_start:
             alive = (reading.norm[self._unit_layer] != 0.0) & self.trained[self._unit_layer]
-            code[self.unit_presence.never & self._unit_shares & alive] = NEVER_TRAINED
+            code[never & alive] = NEVER_TRAINED
         new = np.flatnonzero((code != IN_RANGE) & (code != self.unit_active))
         self.unit_active[new], self.unit_active_since[new] = code[new], reading.step
         return [(int(u), DIAGNOSES[code[u]]) for u in new]
@@ -268,7 +271,7 @@ class LayerWatch:
         self, reading: CheckReading, code: Ints, departure: common.Departure, kind: common.Kind
     ) -> list[Event]:
         seen = np.isfinite(departure.value)
-        factor = common.common_factor(departure.shift, kind)
+        factor = common.common_factor(departure, kind)
         if kind == "common" and factor:
             self.baseline.shift(factor, self.baseline.ready)
         elif kind == "clipped":

@@ -32,6 +32,7 @@ class PresenceWatch:
         self.longest_gap = np.zeros(size)
         self.gap = np.zeros(size)
         self._uncounted = np.zeros(size)
+        self._gaps = False  # whether any channel has a gap, or absences that are not counted yet
 
     @property
     def ever(self) -> Bools:
@@ -48,6 +49,10 @@ class PresenceWatch:
     def update(self, step: int, seen: Presence) -> None:
         """Count one check's presence."""
         self.checks += 1
+        if not self._gaps and (seen.present_steps == seen.steps).all():
+            # The ordinary case, worth a short cut: everything was there on every step.
+            self.present += seen.present_steps
+            return
         missed, known = self.gap, self.ever
         came_back = seen.present_steps > 0
         # Where the guard looked, the trailing gap is known to the step; otherwise it is counted in checks.
@@ -63,10 +68,13 @@ class PresenceWatch:
         self._uncounted -= over
         self.longest_gap = np.where(came_back, np.maximum(self.longest_gap, missed), self.longest_gap)
         self.gap = trailing
+        self._gaps = bool((trailing > 0).any() or (self._uncounted > 0).any())
 
     def missing(self) -> Bools:
         """Channels absent now, and for longer than their own history makes likely."""
-        absent_now = (self.gap > 0) & self.ever & (self.checks > self.warmup)
+        absent_now: Bools = (self.gap > 0) & self.ever & (self.checks > self.warmup)
+        if not absent_now.any():
+            return absent_now
         steady = (self.absent == 0) & (self.present >= self.warmup)
         total = np.maximum(self.present + self.absent, 1.0)
         miss_rate = (self.absent + 1.0) / (total + 1.0)
@@ -84,3 +92,4 @@ class PresenceWatch:
         for name in self._ARRAYS:
             array = getattr(self, name)
             array[target] = np.asarray(state[name], dtype=array.dtype)[source]
+        self._gaps = True
