@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from palingenesis.errors import ConfigError
 from palingenesis.events import Event
@@ -23,15 +22,25 @@ from palingenesis.watch.reading import Bools, Ints
 # How many names a message shows; the event's fields hold all of them.
 _NAMED = 3
 
-_CHANGES = ("added", "removed", "replaced", "unfrozen", "frozen")
+# Kinds of change: what the event's field is called, and how its sentence says it.
+_CHANGES = {
+    "added": "added",
+    "removed": "removed",
+    "replaced": "replaced",
+    "unfrozen": "unfrozen",
+    "frozen": "frozen",
+    "optimized": "now in an optimizer:",
+    "not_optimized": "in no optimizer, so that nothing updates them:",
+}
 
 
 class _State(NamedTuple):
-    """What matters about a parameter: which one it is, whether it trains, whether it is watched."""
+    """What matters about a parameter: which one it is, and whether it trains, is watched, is optimized."""
 
     identity: int
     trains: bool
     watched: bool
+    optimized: bool
 
 
 class Inventory:
@@ -68,19 +77,30 @@ class Inventory:
 
     def _fingerprint(self) -> list[object]:
         """Cheap to take at every check; differs whenever any parameter is another, or trains or not."""
-        marks: list[object] = [
-            (id(parameter), parameter.requires_grad, isinstance(parameter, UninitializedParameter))
-            for module in self._model.modules()
-            for parameter in module._parameters.values()
-            if parameter is not None
-        ]
-        marks += [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        marks: list[object] = []
+        seen: set[int] = set()
+        waiting: list[nn.Module] = [self._model]
+        while waiting:  # by hand: `modules()` takes as long as reading the norms of a small model
+            module = waiting.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    marks.append((id(parameter), parameter.requires_grad, type(parameter)))
+            waiting += [child for child in module._modules.values() if child is not None]
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                marks += map(id, group["params"])
         return marks
 
     def _by_name(self) -> dict[str, _State]:
         watched = {id(parameter) for parameter in self.layers.parameters.values()}
-        everything = all_parameters(self._model, self._patterns)
-        return {name: _State(id(p), p.requires_grad, id(p) in watched) for name, p in everything.items()}
+        held = self.optimized()
+        return {
+            name: _State(id(p), p.requires_grad, id(p) in watched, not self._optimizers or id(p) in held)
+            for name, p in all_parameters(self._model, self._patterns).items()
+        }
 
     def optimized(self) -> set[int]:
         """Ids of the parameters that the optimizers hold."""
@@ -99,13 +119,6 @@ class Inventory:
             trained[layer] |= not self._optimizers or id(unit.parameter) in held
         return trained
 
-    def not_optimized(self) -> list[str]:
-        """Parameters that train but that no optimizer holds."""
-        if not self._optimizers:
-            return []
-        held = self.optimized()
-        return [name for name, p in self.layers.parameters.items() if p.requires_grad and id(p) not in held]
-
     def refresh(self, step: int) -> Event | None:
         """Look again; the ``parameters_changed`` event if anything did change, else ``None``."""
         now = self._fingerprint()
@@ -117,29 +130,25 @@ class Inventory:
         before = self._states
         self.layers = find_layers(self._model, self._patterns, also=still, may_be_empty=True)
         self._states = self._by_name()
-        return self._event(step, _differences(before, self._states))
+        changed = _differences(before, self._states)
+        return _event(step, changed) if any(changed.values()) else None
 
-    def _event(self, step: int, changed: dict[str, list[str]]) -> Event | None:
-        if not any(changed.values()):
-            return None
-        told = [f"{change} {_some(names)}" for change, names in changed.items() if names]
-        fresh = {*changed["added"], *changed["replaced"], *changed["unfrozen"]}
-        untrained = [name for name in self.not_optimized() if name in fresh]
-        if untrained:
-            told.append(f"but no optimizer holds {_some(untrained)}, so nothing updates them")
-        return Event(
-            "parameters_changed",
-            step,
-            "warning" if untrained else "info",
-            f"the model's parameters changed: {'; '.join(told)}",
-            {**changed, "not_optimized": untrained},
-        )
+
+def _event(step: int, changed: dict[str, list[str]]) -> Event:
+    told = [f"{_CHANGES[change]} {_some(names)}" for change, names in changed.items() if names]
+    return Event(
+        "parameters_changed",
+        step,
+        "warning" if changed["not_optimized"] else "info",
+        f"the model's parameters changed: {'; '.join(told)}",
+        changed,
+    )
 
 
 def _differences(before: dict[str, _State], after: dict[str, _State]) -> dict[str, list[str]]:
     """Names by kind of change, in the model's order. What neither was nor is watched is left out."""
     changed: dict[str, list[str]] = {change: [] for change in _CHANGES}
-    nothing = _State(0, trains=False, watched=False)
+    nothing = _State(0, trains=False, watched=False, optimized=False)
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name, nothing), after.get(name, nothing)
         if was == now or not (was.watched or now.watched):
@@ -152,8 +161,12 @@ def _differences(before: dict[str, _State], after: dict[str, _State]) -> dict[st
             changed["replaced"].append(name)
         elif was.trains != now.trains:
             changed["unfrozen" if now.trains else "frozen"].append(name)
-        else:
+        elif was.watched != now.watched:
             changed["added" if now.watched else "removed"].append(name)
+        elif now.optimized:
+            changed["optimized"].append(name)
+        if now.trains and not now.optimized:
+            changed["not_optimized"].append(name)
     return changed
 
 

@@ -68,6 +68,8 @@ def parts_of(
         name: the parameter's name in ``module``.
         parameter: the parameter.
     """
+    if hasattr(module, "parametrizations"):
+        return None  # the weight is made of other tensors, which have no such parts
     if isinstance(module, nn.MultiheadAttention) and name in ("in_proj_weight", "in_proj_bias"):
         return _in_turn(("q", "k", "v"), [module.embed_dim] * 3, 0)
     # A linear map stores its outputs along dimension 0, the transposed one of GPT-2 along the last.

@@ -149,8 +149,7 @@ class Monitor:
             )
         self._step += 1
         try:
-            with torch.no_grad():
-                self._look(loss)
+            self._look(loss)
         except Exception as error:  # noqa: BLE001 - a failing monitor must never end the run
             self._journal.failed(error, "step", self._step)
 

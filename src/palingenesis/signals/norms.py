@@ -27,7 +27,7 @@ TINY = 1e-14
 # Elements converted in one go, half precision to fp32 or anything to fp64: bounds the memory of the copy.
 PIECE = 1 << 20
 
-_HALF = (torch.float16, torch.bfloat16)
+_HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def gradient_norms(gradients: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
@@ -72,19 +72,27 @@ def _without_holes(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _on_host(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    large: dict[int, torch.Tensor] = {}
+    large: list[int] = []
+    rows: list[torch.Tensor] = []
+    counts: list[int] = []
     small: dict[torch.dtype, dict[int, torch.Tensor]] = {}
     for i, gradient in enumerate(gradients):
-        if gradient is None or gradient.numel() == 0:
+        if gradient is None:
             continue
-        if gradient.numel() > WHOLE:
-            large[i] = gradient
-        else:
+        elements = gradient.numel()
+        if elements > WHOLE:
+            norms_of_rows = _row_norms(gradient, elements)
+            large.append(i)
+            rows.append(norms_of_rows)
+            counts.append(norms_of_rows.numel())
+        elif elements:
             small.setdefault(gradient.dtype, {})[i] = gradient
     # The device is named wherever a tensor is made: a default device set by the user must not catch it.
     norms = torch.zeros(len(gradients), dtype=torch.float64, device="cpu")
-    if large:
-        norms[list(large)] = _in_rows(list(large.values()))
+    if rows:
+        squares = torch.cat(rows).double().square_()
+        lengths = torch.tensor(counts, device="cpu")
+        norms[large] = torch.segment_reduce(squares, "sum", lengths=lengths).sqrt_()
     for dtype, members in small.items():
         wanted = torch.float32 if dtype in _HALF else None
         wholes = torch._foreach_norm(list(members.values()), 2, dtype=wanted)
@@ -97,36 +105,28 @@ def _on_host(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
     return norms
 
 
-def _in_rows(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The norms of large tensors: of their rows first, whose squares are added up in fp64."""
-    rows: list[torch.Tensor] = []
-    counts: list[int] = []
-    for gradient in gradients:
-        pieces = _row_norms(gradient)
-        rows += pieces
-        counts.append(sum(map(len, pieces)))
-    squares = torch.cat(rows).double().square_()
-    return torch.segment_reduce(squares, "sum", lengths=torch.tensor(counts, device="cpu")).sqrt_()
-
-
-def _row_norms(gradient: torch.Tensor) -> list[torch.Tensor]:
+def _row_norms(gradient: torch.Tensor, elements: int) -> torch.Tensor:
     """Norms of rows of moderate length, without a copy of the elements where that can be avoided."""
+    if elements % ROW == 0 and gradient.dtype not in _HALF and gradient.is_contiguous():
+        rows: torch.Tensor = torch.linalg.vector_norm(gradient.view(-1, ROW), dim=-1)  # nearly every weight
+        return rows
     if not gradient.is_contiguous():
         # In the order of memory: along a stride, elements are added one by one and rounding grows tenfold.
         gradient = gradient.permute(sorted(range(gradient.dim()), key=gradient.stride, reverse=True))
     if gradient.dtype in _HALF:
         # Rows of half precision have no fast kernel.
-        return [norms for piece in gradient.reshape(-1).split(PIECE) for norms in _of_rows(piece.float())]
+        return torch.cat([_of_rows(piece.float()) for piece in gradient.reshape(-1).split(PIECE)])
     if not gradient.is_contiguous() and gradient.stride(-1) == 1 and SHORT <= gradient.shape[-1] <= WHOLE:
-        return [torch.linalg.vector_norm(gradient, dim=-1).flatten()]
+        own_rows: torch.Tensor = torch.linalg.vector_norm(gradient, dim=-1)
+        return own_rows.flatten()
     return _of_rows(gradient.reshape(-1))
 
 
-def _of_rows(flat: torch.Tensor) -> list[torch.Tensor]:
+def _of_rows(flat: torch.Tensor) -> torch.Tensor:
     even, rest = divmod(flat.numel(), ROW)
-    norms = [torch.linalg.vector_norm(flat[: even * ROW].view(even, ROW), dim=-1)]
+    norms: torch.Tensor = torch.linalg.vector_norm(flat[: even * ROW].view(even, ROW), dim=-1)
     if rest:
-        norms.append(torch.linalg.vector_norm(flat[even * ROW :]).unsqueeze(0))
+        norms = torch.cat([norms, torch.linalg.vector_norm(flat[even * ROW :]).unsqueeze(0)])
     return norms
 
 

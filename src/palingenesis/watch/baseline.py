@@ -44,6 +44,8 @@ class Baseline:
 
     def update(self, values: Floats, where: Bools) -> None:
         """Let ``values`` into the baseline of the channels in ``where``."""
+        if not where.any():
+            return
         early = np.flatnonzero(where & (self.count < self.warmup))
         self._early[self.count[early], early] = values[early]
         rate = np.maximum(1.0 / (self.count + 1), self.rate_floor)
