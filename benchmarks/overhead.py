@@ -126,7 +126,7 @@ def memory(model: LlamaForCausalLM) -> dict[str, float]:
     tracemalloc.stop()
     tensors = sum(
         device.guard.values.nbytes + (device.norms.nbytes if device.norms is not None else 0)
-        for device in monitor._reader._devices
+        for device in monitor._gatherer.reader._devices
         if device.guard is not None
     )
     held = after - before + tensors

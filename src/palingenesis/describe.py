@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from palingenesis.layers import Layers, peel
 
@@ -19,7 +20,7 @@ _PACKAGES = ("palingenesis", "torch", "numpy", "transformers", "trl", "accelerat
 def describe_run(model: nn.Module, layers: Layers, optimizers: Sequence[Any]) -> dict[str, Any]:
     """The facts about a run that do not change while it goes on."""
     inner = peel(model)
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if not isinstance(p, UninitializedParameter)]
     rank, world_size = rank_and_world_size()
     return {
         "versions": _versions(),
@@ -56,11 +57,13 @@ def rank_and_world_size() -> tuple[int, int]:
 
 def learning_rate(optimizers: Sequence[Any]) -> float | None:
     """The largest learning rate of any group; one that lives on an accelerator is not read."""
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    return max(
-        (float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"),
-        default=None,
-    )
+    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    known = [
+        float(rate)
+        for rate in rates
+        if isinstance(rate, int | float) or (isinstance(rate, torch.Tensor) and rate.device.type == "cpu")
+    ]
+    return max(known, default=None)
 
 
 def _versions() -> dict[str, str]:

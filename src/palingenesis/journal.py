@@ -52,8 +52,12 @@ class Journal:
         told = list(events)
         if not told:
             return
+        broken: Exception | None = None
         if self.writer is not None:
-            told = self.writer.events(told)
+            try:
+                told = self.writer.events(told)
+            except Exception as error:  # noqa: BLE001 - what happened must still be heard of
+                broken = error
         for event in told:
             self.events.append(event)
             if event.event in _COUNTED:
@@ -62,6 +66,8 @@ class Journal:
         if self._on_event is not None:
             for event in told:
                 self._hand_on(event)
+        if broken is not None:
+            self.failed(broken, "the record", told[-1].step)
 
     def _log(self, event: Event) -> None:
         # The alarms of an incident are told by its one line.
@@ -82,11 +88,28 @@ class Journal:
         self.failed(error, "on_event", event.step)
 
     def failed(self, error: Exception, where: str, step: int) -> None:
-        """Turn a failure of the monitor itself into one ``monitor_error``; later ones are only counted."""
+        """Turn a failure of the monitor itself into one ``monitor_error``; later ones are only counted.
+
+        Never raises, even where the failure is in telling.
+        """
         self.errors += 1
-        log.debug("the monitor failed in %s at step %d", where, step, exc_info=error)
         if self.errors > 1:
             return
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        told = one_line(error)
         message = f"the monitor failed in {where} and training goes on: {told}"
-        self.tell([Event("monitor_error", step, "warning", message, {"error": told, "where": where})])
+        event = Event("monitor_error", step, "warning", message, {"error": told, "where": where})
+        try:
+            log.debug("the monitor failed in %s at step %d", where, step, exc_info=error)
+            self.tell([event])
+        except Exception:  # noqa: BLE001 - the way out is what failed; the event is at least kept
+            if event.message not in (kept.message for kept in self.events):
+                self.events.append(event)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an exception, also of one that cannot be printed."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - anyone's exception class
+        text = "(no message)"
+    return f"{type(error).__name__}: {text}".splitlines()[0].removesuffix(": ")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palingenesis.events import Event
+from palingenesis.journal import one_line
 from palingenesis.record.format import RECORD_VERSION
 
 
@@ -36,9 +37,7 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _name(error: BaseException | None) -> str | None:
-    if error is None:
-        return None
-    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+    return None if error is None else one_line(error)
 
 
 def loss_reduced(step: int, shape: Sequence[int]) -> Event:

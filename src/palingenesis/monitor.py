@@ -6,9 +6,6 @@ sends the norms to the host, and when they have arrived they go through ``watch/
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,35 +18,21 @@ from torch import nn
 from palingenesis import lifecycle
 from palingenesis.changes import Inventory, unwrap_optimizers
 from palingenesis.config import MonitorConfig, configured
-from palingenesis.describe import describe_layers, describe_run, learning_rate, rank_and_world_size
+from palingenesis.describe import describe_layers, describe_run, rank_and_world_size
 from palingenesis.errors import ConfigError, MonitorClosedError
 from palingenesis.events import Event
+from palingenesis.interval import Gatherer, Interval
 from palingenesis.journal import Journal
-from palingenesis.layers import is_sharded
 from palingenesis.order import forward_order
 from palingenesis.record.reader import Run, load_run
 from palingenesis.record.verdict import Verdict, judge
 from palingenesis.recording import check_metrics, write_check, write_metrics
 from palingenesis.run_folder import learn_from, open_record, write_report
 from palingenesis.scaling import Scaler
-from palingenesis.signals.gradients import GradientReader, PendingCheck
-from palingenesis.signals.tape import StepTape, TapeCut
 from palingenesis.watch.reading import CheckReading
 from palingenesis.watchers import Watchers
 
 Gradients = Literal["raw", "clipped", "unknown"]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Interval:
-    """The steps since the last check, on their way: what the host knew, and what is still to arrive."""
-
-    check: PendingCheck
-    reader: GradientReader
-    losses: TapeCut
-    scales: TapeCut
-    times: dict[int, float]
-    learning_rate: float | None
 
 
 class Monitor:
@@ -108,12 +91,10 @@ class Monitor:
         self._scaler = Scaler(scaler, self._optimizers)
         self._inventory = Inventory(model, self._optimizers, self.config.layers)
         self._watchers = Watchers(self._inventory, self.config, raw=gradients == "raw")
-        self._reader = GradientReader(self._inventory.layers, guard=self.config.guard_every_step)
+        self._gatherer = Gatherer(self._inventory.layers, self.config, self._scaler, self._optimizers)
         self._gradients: str = gradients
-        self._losses, self._scales = StepTape(self.config.check_every), StepTape(self.config.check_every)
-        self._times: dict[int, float] = {}
         self._noted: torch.Tensor | float | None = None
-        self._on_the_way: deque[_Interval] = deque()
+        self._on_the_way: deque[Interval] = deque()
         self._loss_reduced = self._closed = self._order_is_known = False
         self._judged = 0
         self._before: Run | None = None
@@ -152,6 +133,7 @@ class Monitor:
             self._look(loss)
         except Exception as error:  # noqa: BLE001 - a failing monitor must never end the run
             self._journal.failed(error, "step", self._step)
+            self._gatherer.bound()
 
     def note_loss(self, loss: torch.Tensor | float) -> None:
         """Remember a loss for the next :meth:`step` that is called without one."""
@@ -215,7 +197,7 @@ class Monitor:
 
         ``None`` if none was yet, or if the layers lie on several devices.
         """
-        return self._reader.total_norm()
+        return self._gatherer.reader.total_norm()
 
     @property
     def global_step(self) -> int:
@@ -261,38 +243,26 @@ class Monitor:
         if self._resuming:
             self._resume(step - 1, learn=True)
         self._arrive(wait=False)
-        self._times[step] = time.time()
-        self._note(step, self._noted if loss is None else loss)
+        if loss is None:
+            loss = self._noted
         self._noted = None
-        scale = self._scaler.scale
-        if scale is not None:
-            self._scales.note(step, scale)
+        if isinstance(loss, torch.Tensor):
+            self.learn_order(loss)
+            self._tell_if_reduced(loss)
+        self._gatherer.note(step, loss)
         due = step % self.config.check_every == 0
         if due:
             self._follow_changes()
         if due or self.config.guard_every_step:
-            self._reader.look(step, self._scaler.still_in_gradients)
+            self._gatherer.look(step)
         if due:
-            self._on_the_way.append(self._send(step))
+            self._on_the_way.append(self._gatherer.send(step))
             self._arrive(wait=False)
 
-    def _note(self, step: int, loss: torch.Tensor | float | None) -> None:
-        if loss is None:
-            return
-        if isinstance(loss, torch.Tensor):
-            self._losses.note(step, self._one_number(step, loss))
-        else:
-            self._losses.note(step, loss)
-
-    def _one_number(self, step: int, loss: torch.Tensor) -> torch.Tensor | float:
-        self.learn_order(loss)
-        whole: torch.Tensor = loss.full_tensor() if is_sharded(loss) else loss  # type: ignore[attr-defined]
-        if whole.numel() == 1:
-            return whole
-        if not self._loss_reduced:
+    def _tell_if_reduced(self, loss: torch.Tensor) -> None:
+        if loss.numel() != 1 and not self._loss_reduced:
             self._loss_reduced = True
-            self._journal.tell([lifecycle.loss_reduced(step, whole.shape)])
-        return whole.detach().double().mean() if whole.numel() else math.nan
+            self._journal.tell([lifecycle.loss_reduced(self._step, loss.shape)])
 
     def _follow_changes(self) -> None:
         changed = self._inventory.refresh(self._step)
@@ -300,35 +270,19 @@ class Monitor:
             return
         self._arrive(wait=True)
         self._watchers.follow(self._inventory)
-        self._reader = GradientReader(self._inventory.layers, guard=self.config.guard_every_step)
+        self._gatherer.follow(self._inventory.layers)
         if self._journal.writer is not None:
             self._journal.writer.update_info(**describe_layers(self._inventory.layers))
         self._journal.tell([changed])
 
-    def _send(self, step: int) -> _Interval:
-        extra = {}
-        for name, tape in (("losses", self._losses), ("scales", self._scales)):
-            if tape.buffer is not None:
-                extra[name] = tape.buffer
-        check = self._reader.send(step, extra)
-        times, self._times = self._times, {}
-        return _Interval(
-            check,
-            self._reader,
-            self._losses.take(),
-            self._scales.take(),
-            times,
-            learning_rate(self._optimizers),
-        )
-
     # -- when the numbers have arrived -------------------------------------------------------------------
 
     def _arrive(self, *, wait: bool) -> None:
-        while self._on_the_way and (wait or self._on_the_way[0].check.packet.ready):
+        while self._on_the_way and (wait or self._on_the_way[0].ready):
             self._check(self._on_the_way.popleft())
 
-    def _check(self, interval: _Interval) -> None:
-        reading, losses, scales = self._decode(interval)
+    def _check(self, interval: Interval) -> None:
+        reading, losses, scales = interval.decode()
         counts = self._journal.counts
         counts["checks"] += 1
         counts["checks_without_gradients"] += not reading.saw_gradients
@@ -337,14 +291,6 @@ class Monitor:
         events += self._find_clipping(reading.step)
         self._record(interval, reading, losses)
         self._journal.tell(events)
-
-    def _decode(
-        self, interval: _Interval
-    ) -> tuple[CheckReading, list[tuple[int, float]], list[tuple[int, float]]]:
-        arrays = interval.check.packet.arrays()
-        reading = interval.reader.decode(interval.check, arrays)
-        losses = interval.losses.values(arrays.get("losses"))
-        return reading, losses, interval.scales.values(arrays.get("scales"))
 
     def _find_clipping(self, step: int) -> list[Event]:
         norm = self._watchers.layers.clipped_norm
@@ -355,14 +301,14 @@ class Monitor:
             self._journal.writer.update_info(gradients="clipped")
         return [lifecycle.clipped_gradients(step, norm)]
 
-    def _record(self, interval: _Interval, reading: CheckReading, losses: list[tuple[int, float]]) -> None:
+    def _record(self, interval: Interval, reading: CheckReading, losses: list[tuple[int, float]]) -> None:
         writer = self._journal.writer
         if writer is None:
             return
         clipped = self._gradients == "clipped"
         found = {reading.step: check_metrics(reading, interval.learning_rate, clipped=clipped)}
         write_metrics(writer, interval.times, losses, found)
-        write_check(writer, reading, self._watchers.layers.judged, interval.reader.layers.names)
+        write_check(writer, reading, self._watchers.layers.judged, interval.layers.names)
 
     # -- beginning and end -------------------------------------------------------------------------------
 
@@ -377,11 +323,17 @@ class Monitor:
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        try:
-            self._arrive(wait=True)
-            self._close_interval()
-        except Exception as failure:  # noqa: BLE001 - as above
-            self._journal.failed(failure, "close", self._step)
+        for part in (self._judge_the_rest, lambda: self._close_record(error)):
+            try:
+                part()
+            except Exception as failure:  # noqa: BLE001 - as above; an exception of the loop's own passes through
+                self._journal.failed(failure, "close", self._step)
+
+    def _judge_the_rest(self) -> None:
+        self._arrive(wait=True)
+        self._close_interval()
+
+    def _close_record(self, error: BaseException | None) -> None:
         self._journal.tell([lifecycle.ended(self._step, error)])
         if self._journal.writer is not None:
             self._journal.writer.close(lifecycle.end_of(self._step, error, self.counts))
@@ -389,8 +341,8 @@ class Monitor:
 
     def _close_interval(self) -> None:
         """Judge the steps after the last check: their losses, and what the guard saw."""
-        interval = self._send(self._step)
-        reading, losses, scales = self._decode(interval)
+        interval = self._gatherer.send(self._step)
+        reading, losses, scales = interval.decode()
         scale = self._scaler.scale
         guarded = reading if interval.check.guarded_steps else None
         events = self._watchers.close(guarded, losses, scales, None if scale is None else float(scale))

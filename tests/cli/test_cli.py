@@ -39,7 +39,7 @@ def fake_report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return path
 
     module.write_html = write_html  # type: ignore[attr-defined]
-    module.render_text = lambda run: f"text of {run.verdict}\n"  # type: ignore[attr-defined]
+    module.render_text = lambda run, width=80: f"text of {run.verdict}\n"  # type: ignore[attr-defined]
     module.to_json = lambda run: {"verdict": run.verdict, "x": float("nan")}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "palingenesis.report", module)
     return module
@@ -112,7 +112,7 @@ def test_report_goes_to_a_file(alarmed: Path, tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "r.json"
     assert main(["report", str(alarmed), "--format", "json", "--out", str(out)]) == 1
     assert json.loads(out.read_text()) == {"verdict": "WARNING", "x": "NaN"}
-    assert "WARNING: alarm (vanishing) in blocks.0" in capsys.readouterr().out
+    assert "WARNING: step 100: blocks.0 is vanishing" in capsys.readouterr().out
     assert main(["report", str(alarmed), "--out", str(tmp_path / "no" / "r.html")]) == 2
     assert "the report cannot be written to" in one_line(capsys.readouterr().err)
 

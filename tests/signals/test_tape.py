@@ -92,6 +92,17 @@ def test_values_of_a_device_wait_in_its_buffer() -> None:
         assert dict(cut.values(arrived)) == expected
 
 
+def test_the_newest_stay_where_checks_do_not_come() -> None:
+    """A monitor that fails at every check must not grow, nor mix up what it remembers."""
+    host, device = StepTape(3), StepTape(3)
+    device._buffer = buffer = _Elsewhere(3)  # type: ignore[assignment]
+    for step in [*range(1, 8), 6, 7, 8]:  # as after going back to a checkpoint
+        host.note(step, float(step))
+        device.note(step, torch.tensor(float(step)).as_subclass(_OnDevice))
+    assert host.take().values(None)[-2:] == [(7, 7.0), (8, 8.0)]
+    assert device.take().values(buffer.values.numpy()) == [(6, 6.0), (7, 7.0), (8, 8.0)]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda() -> None:
     tape = StepTape(3)

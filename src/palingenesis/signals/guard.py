@@ -15,7 +15,9 @@ class Guard:
     """
 
     def __init__(self, size: int, like: torch.Tensor) -> None:
-        self.values = torch.zeros(len(ROWS), size, dtype=like.dtype, device=like.device)
+        # A tensor made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self.values = torch.zeros(len(ROWS), size, dtype=like.dtype, device=like.device)
         self.steps = 0
 
     def fold(self, step: int, norms: torch.Tensor) -> None:
