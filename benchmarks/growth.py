@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py [--json FILE]
 
-One thread; layers of 32 x 32 elements, each a weight and a bias. Medians over checks. ``pass`` is one bare pass
-of ``torch._foreach_norm`` over the same gradients; ``host`` is the alarm rule alone, on numpy arrays.
+One thread; layers of 32 x 32 elements, each a weight and a bias. Medians over checks. ``pass`` is one bare
+pass of ``torch._foreach_norm`` over the same gradients; ``host`` is the alarm rule alone, on numpy arrays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import logging
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -48,7 +49,7 @@ def measure(layers: int) -> dict[str, float]:
         for call in (lambda: torch._foreach_norm(gradients), guarding.step, checking.step):
             call()
             marks.append(time.perf_counter())
-        rows.append([after - before for before, after in zip(marks, marks[1:], strict=False)])
+        rows.append([after - before for before, after in pairwise(marks)])
     bare, guard, check = (1e3 * statistics.median(column) for column in zip(*rows, strict=True))
     return {
         "layers": layers,

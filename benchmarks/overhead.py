@@ -1,6 +1,6 @@
 """What monitoring costs on a Llama-style model of about 30 M parameters, as ratios within one run.
 
-    python benchmarks/overhead.py [--rounds 40] [--steps 30] [--json FILE]
+    python benchmarks/overhead.py [--rounds 40] [--steps 10] [--json FILE]
 
 One thread. Every figure is a median over rounds in which all things compared are timed in turn, so that a
 machine whose speed drifts slows them alike. The unit is one bare pass of ``torch._foreach_norm`` over the
@@ -139,7 +139,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=20, help="training steps timed at 512 tokens")
+    parser.add_argument("--steps", type=int, default=10, help="training steps timed at 512 tokens")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     given = parser.parse_args()
     torch.set_num_threads(1)

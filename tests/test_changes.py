@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from palingenesis import Event, Monitor
+from palingenesis import Event, Monitor, load_run
 from palingenesis.changes import Inventory, unwrap_optimizers
 from palingenesis.errors import ConfigError
 
@@ -352,8 +352,6 @@ def test_layers_that_stay_keep_their_baselines() -> None:
 
 def test_everything_changes_while_training_goes_on(tmp_path: Any) -> None:
     """Whatever happens to the model, the record keeps one width a header and nothing fails."""
-    from palingenesis import load_run
-
     run = Run("c")
     run.monitor = Monitor(run.model, run.optimizer, out=tmp_path / "run", check_every=1)
     run.steps(3)

@@ -10,7 +10,10 @@ import io
 import logging
 import pickle
 import random
+import signal
+import sys
 import tracemalloc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +25,8 @@ import torch
 import transformers
 from torch import nn
 
-from palingenesis import Event, Monitor, load_run
+from palingenesis import Event, Monitor, MonitorConfig, load_run
+from palingenesis.signals.packet import Packet
 
 Make = Callable[[], nn.Module]
 
@@ -176,10 +180,8 @@ def test_the_weights_are_the_same_to_the_bit(name: str, guard: bool, tmp_path: P
     bare = Loop(MODELS[name])
     losses = bare.steps(50)
     watched = Loop(MODELS[name])
-    config = {"guard_every_step": guard}
-    from palingenesis import MonitorConfig
-
-    with watched.monitor(tmp_path / "run", config=MonitorConfig(**config)) as mon:
+    config = MonitorConfig(guard_every_step=guard)
+    with watched.monitor(tmp_path / "run", config=config) as mon:
         assert watched.steps(50, mon) == losses
     assert_same(bare.state(), watched.state())
     for mine, theirs in zip(
@@ -230,10 +232,6 @@ def test_gradients_are_neither_written_nor_replaced() -> None:
 
 
 def test_global_settings_stay(tmp_path: Path) -> None:
-    import signal
-    import sys
-    import warnings
-
     def settings() -> tuple[Any, ...]:
         return (
             torch.is_grad_enabled(),
@@ -699,6 +697,18 @@ def test_no_loss_and_no_graph_is_kept(noted: bool) -> None:
         gc.enable()
 
 
+def test_a_noted_loss_is_cut_off_its_graph_at_once() -> None:
+    """Under accumulation many losses are noted before a step counts."""
+    loop = Loop()
+    mon = loop.monitor()
+    loss = loop.backward()
+    graph = weakref.ref(loss)
+    mon.note_loss(loss)
+    del loss
+    gc.collect()
+    assert graph() is None
+
+
 def test_batches_of_losses_are_not_kept_either() -> None:
     loop = Loop()
     mon = loop.monitor()
@@ -822,6 +832,7 @@ def test_a_model_whose_parameters_come_with_the_first_batch(tmp_path: Path) -> N
     assert np.isfinite(load_run(tmp_path / "run").layers["0"][1:]).all()
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_gradients_that_are_on_the_graph() -> None:
     """``backward(create_graph=True)``, as second-order methods call it."""
     loop = Loop()
@@ -849,8 +860,6 @@ class Late:
     waited = 0
 
     def __init__(self, tensors: Any) -> None:
-        from palingenesis.signals.packet import Packet
-
         self._packet = Packet(tensors)
 
     @property

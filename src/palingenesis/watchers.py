@@ -108,7 +108,8 @@ class Watchers:
         return [(step, scale) for (step, scale), (_, after) in pairwise(series) if after < scale]
 
     def _no_gradients(self, reading: CheckReading) -> list[Event]:
-        if self._silent_told:
+        # Without a layer to watch there is nothing to be missing: why there is none has been told.
+        if self._silent_told or not reading.norm.size:
             return []
         self._silent_told = True
         size = len(reading.norm)

@@ -22,7 +22,7 @@ WARMUP = 8
 
 
 def test_the_monitor_compares_each_layer_with_its_own_recent_history() -> None:
-    """Norms six orders of magnitude apart are all normal; the same value is an alarm only where it is unusual."""
+    """Norms orders of magnitude apart are all normal; a value is an alarm only where it is unusual."""
     run = Scripted(normals=(1e-4, 1e-2, 1.0, 100.0))
     run.steps(20)
     assert not run.alarms
@@ -110,7 +110,7 @@ def test_the_same_distance_above_its_mean_is_exploding(factor: float, fires: boo
 
 @pytest.mark.parametrize("sigma", [2.5, 6.0])
 def test_more_than_sigma_standard_deviations_default_2_5(sigma: float) -> None:
-    """A layer that scatters by half a decade is not called exploding at 12 times its mean unless sigma allows."""
+    """A layer that scatters by half a decade is not exploding at 30 times its mean unless sigma allows."""
     assert MonitorConfig().sigma == 2.5
     run = Scripted(noise=0.0, sigma=sigma)
     for i in range(30):

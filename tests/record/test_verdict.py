@@ -15,6 +15,7 @@ from palingenesis.record.writer import RecordWriter
 
 CRITICAL = Event("nonfinite", 60, "critical", "the loss is NaN", {"source": "loss", "layers": ["head"]})
 FAILED = Event("monitor_error", 70, "warning", "the monitor failed", {"error": "KeyError: 'x'"})
+UNREAD = Event("signal_unavailable", 0, "info", "2 layers are not read", {"signal": "gradient_norm"})
 CRASH = {"reason": "exception", "error": "RuntimeError: CUDA out of\n memory", "steps": 80}
 CRASHED = Event("run_ended", 80, "warning", "ended with an exception", CRASH)
 
@@ -25,6 +26,8 @@ CASES: list[tuple[str, list[Event], tuple[int, int, int], dict[str, Any] | None,
     ("NOT MONITORED", [], (1, 1, 0), COMPLETED, "the only check saw no gradient"),
     ("PARTLY MONITORED", [alarm(50)], (4, 1, 3), None, "1 of 4 checks saw no gradient"),
     ("PARTLY MONITORED", [FAILED], (4, 0, 3), COMPLETED, "step 70: the monitor failed"),
+    ("PARTLY MONITORED", [UNREAD], (4, 0, 3), COMPLETED, "2 layers are not read"),
+    ("NOT MONITORED", [UNREAD], (4, 4, 0), COMPLETED, "2 layers are not read"),
     ("WARNING", [alarm(50)], (4, 0, 3), None, "step 50: blocks.0 is vanishing"),
     (
         "WARNING",

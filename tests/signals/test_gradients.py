@@ -81,7 +81,7 @@ def test_layer_norms(guard: bool) -> None:
         "head",
     )
     assert reading.step == 7
-    assert reading.norm.tolist() == pytest.approx(exact_layers(layers), rel=1e-5)
+    assert reading.norm.tolist() == pytest.approx(exact_layers(layers), rel=1e-5, abs=0.0)
     assert not reading.absent.any()
     assert not reading.frozen.any()
     assert (reading.between is not None) == guard
@@ -94,7 +94,7 @@ def test_layers_of_extreme_norms(scale: float) -> None:
     model.weight.grad = torch.full((2, 3), scale, dtype=torch.float64)
     model.bias.grad = torch.full((2,), scale, dtype=torch.float64)
     reading = read(GradientReader(find_layers(model), guard=True), 1)
-    assert reading.norm.tolist() == pytest.approx([scale * math.sqrt(8)])
+    assert reading.norm.tolist() == pytest.approx([scale * math.sqrt(8)], rel=1e-12, abs=0.0)
 
 
 def test_non_finite_units_make_their_layer_so_and_no_other() -> None:
@@ -181,7 +181,7 @@ def test_between_checks_like_a_loop_over_the_steps(steps: list[list[float | None
         peak = max((n for n, _ in finite), default=0.0)
         bad = [at for at, pair in enumerate(norms, 1) if not all(map(math.isfinite, pair))]
         there = [at for at, pair in enumerate(norms, 1) if any(n != 0 for n in pair)]
-        assert reading.between.peak[layer] == pytest.approx(peak)
+        assert reading.between.peak[layer] == pytest.approx(peak, rel=1e-6, abs=0.0)
         # The step of the peak: of the first time that the unit which holds it reached it.
         reached = [at for n, at in finite if n == peak]
         assert reading.between.peak_step[layer] in (reached or [0])
@@ -191,7 +191,7 @@ def test_between_checks_like_a_loop_over_the_steps(steps: list[list[float | None
         if expected is None:
             assert not math.isfinite(reading.norm[layer])
         else:
-            assert reading.norm[layer] == pytest.approx(expected)
+            assert reading.norm[layer] == pytest.approx(expected, rel=1e-6, abs=0.0)
         assert reading.absent[layer] == all(v is None for v in steps[-1][2 * layer : 2 * layer + 2])
         assert reading.layers.last_present[layer] == (there[-1] if there else 0)
         assert reading.layers.now[layer] == any(n != 0 for n in last)

@@ -4,7 +4,8 @@ Worst first; the first that holds is the verdict:
 
     CRITICAL          a critical event
     NOT MONITORED     checks were made and none saw a gradient
-    PARTLY MONITORED  some checks saw no gradient, or a part of the monitor failed
+    PARTLY MONITORED  some checks saw no gradient, some layers' gradients cannot be read, or a part of the
+                      monitor failed
     WARNING           an event of severity warning
     INTERRUPTED       no end in the record, or an exception ended the run
     UNKNOWN           no check was made, or none in which an alarm could have fired
@@ -83,6 +84,11 @@ def _decide(
     critical = [event for event in events if event.severity == "critical"]
     if critical:
         return CRITICAL, _first(critical)
+    unread = [
+        event for event in events if event.event == "signal_unavailable" and event.signal == "gradient_norm"
+    ]
+    if checks and without >= checks and unread:
+        return NOT_MONITORED, _first(unread)
     if checks and without >= checks:
         every = "the only check" if checks == 1 else f"none of the {checks} checks"
         seen = "saw no gradient" if checks == 1 else "saw a gradient"
@@ -90,6 +96,8 @@ def _decide(
     failed = [event for event in events if event.event == "monitor_error"]
     if failed:
         return PARTLY_MONITORED, _first(failed)
+    if unread:
+        return PARTLY_MONITORED, _first(unread)
     if without:
         return PARTLY_MONITORED, f"{without} of {checks} checks saw no gradient"
     warnings = [event for event in events if _is_bad(event)]
