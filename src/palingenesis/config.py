@@ -5,9 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from palingenesis.errors import ConfigError
+
+#: What pydantic puts before a validator's own words.
+_RAISED_HERE = "Value error, "
+_LONGEST_VALUE = 60
 
 
 class MonitorConfig(BaseModel):
@@ -21,7 +25,7 @@ class MonitorConfig(BaseModel):
         ConfigError: an unknown option, or a value out of range. The message is one line.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     layers: tuple[str, ...] = Field(("*",), description="Shell patterns of layer names to watch.")
 
@@ -111,6 +115,15 @@ class MonitorConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError(_one_line(error)) from None
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # To Python True is the number 1: check_every=True would check every step.
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind in (int, float):
+            raise ValueError("a number is needed, not True or False")
+        return value
+
     def replace(self, **options: Any) -> MonitorConfig:
         """A copy with some options changed, validated again."""
         return MonitorConfig(**{**self.model_dump(), **options})
@@ -123,7 +136,9 @@ def configured(config: MonitorConfig | None, **shortcuts: Any) -> MonitorConfig:
         ConfigError: ``config`` is something else, or a shortcut cannot work.
     """
     if config is not None and not isinstance(config, MonitorConfig):
-        raise ConfigError(f"config={config!r} is no MonitorConfig: pass MonitorConfig(...) or leave it out")
+        raise ConfigError(
+            f"config={_shown(config)} is no MonitorConfig: pass MonitorConfig(...) or leave it out"
+        )
     given = {name: value for name, value in shortcuts.items() if value is not None}
     layers = given.get("layers")
     if isinstance(layers, str):
@@ -139,6 +154,13 @@ def _one_line(error: ValidationError) -> str:
         near = difflib.get_close_matches(name, MonitorConfig.model_fields, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MonitorConfig.model_fields)}"
         return f"MonitorConfig has no option {name!r}; {hint}"
-    told = first["msg"][0].lower() + first["msg"][1:]
+    told = first["msg"].removeprefix(_RAISED_HERE)
+    told = told[0].lower() + told[1:]
     default = MonitorConfig.model_fields[str(first["loc"][0])].default
-    return f"MonitorConfig: {name}={first['input']!r} cannot be used: {told} (default: {default!r})"
+    return f"MonitorConfig: {name}={_shown(first['input'])} cannot be used: {told} (default: {default!r})"
+
+
+def _shown(value: object) -> str:
+    """A value on one line, however long and whatever it is."""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= _LONGEST_VALUE else line[: _LONGEST_VALUE - 1] + "…"

@@ -45,6 +45,18 @@ def loss_reduced(step: int, shape: Sequence[int]) -> Event:
     return Event("loss_reduced", step, "info", message, {"shape": list(shape)})
 
 
+def not_optimized(step: int, parameters: Sequence[str]) -> Event:
+    more = f" and {len(parameters) - 1} more parameters" if len(parameters) > 1 else ""
+    return Event(
+        "not_optimized",
+        step,
+        "warning",
+        f"no optimizer holds {parameters[0]}{more}, though requires_grad is on: nothing updates them; add "
+        "them to the optimizer, freeze them, or give the monitor all optimizers (or layers=)",
+        {"parameters": list(parameters)},
+    )
+
+
 def clipped_gradients(step: int, norm: float) -> Event:
     message = f"gradients arrive clipped to norm {norm:.4g}; what clipping does to all layers is taken out"
     return Event("clipped_gradients", step, "info", message, {"norm": norm})

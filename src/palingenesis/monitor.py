@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from palingenesis import lifecycle
+from palingenesis.arguments import check_arguments
 from palingenesis.changes import Inventory, unwrap_optimizers
 from palingenesis.config import MonitorConfig, configured
 from palingenesis.describe import describe_layers, describe_run, rank_and_world_size
@@ -84,9 +85,19 @@ class Monitor:
         gradients: Gradients = "unknown",
         start_step: int | None = None,
     ) -> None:
+        check_arguments(
+            {
+                "model": model,
+                "out": out,
+                "scaler": scaler,
+                "on_event": on_event,
+                "gradients": gradients,
+                "start_step": start_step,
+                "resume": resume,
+                "overwrite": overwrite,
+            }
+        )
         self.config = configured(config, check_every=check_every, warmup=warmup, sigma=sigma, layers=layers)
-        if gradients not in ("raw", "clipped", "unknown"):
-            raise ConfigError(f"gradients={gradients!r} cannot be used: give 'raw', 'clipped' or 'unknown'")
         self._optimizers = unwrap_optimizers(optimizer)
         self._scaler = Scaler(scaler, self._optimizers)
         self._inventory = Inventory(model, self._optimizers, self.config.layers)
@@ -111,6 +122,8 @@ class Monitor:
         sharded = [layer for layer, reason in self._inventory.layers.not_watched if "sharded" in reason]
         if sharded:
             self._journal.tell([lifecycle.sharded_layers(self._step, sharded)])
+        if stray := self._inventory.not_optimized():
+            self._journal.tell([lifecycle.not_optimized(self._step, stray)])
 
     # -- what a training loop calls ----------------------------------------------------------------------
 
@@ -230,11 +243,15 @@ class Monitor:
 
     def _verdict(self) -> Verdict:
         events, checks, silent = self.events, self.counts["checks"], self.counts["checks_without_gradients"]
+        judged = self._judged
         if self._before is not None:
             events = [*self._before.events, *events]
             checks += len(self._before.judged)
             silent += self._before.checks_without_gradients
-        return judge(events, checks, silent, self._judged, {"reason": "completed", "steps": self._step})
+            judged += int((self._before.judged > 0).sum())
+        # An alarm needs the same condition on several checks in a row.
+        fired = judged if judged >= self.config.consecutive else 0
+        return judge(events, checks, silent, fired, {"reason": "completed", "steps": self._step})
 
     # -- one step ----------------------------------------------------------------------------------------
 
@@ -287,7 +304,7 @@ class Monitor:
         counts["checks"] += 1
         counts["checks_without_gradients"] += not reading.saw_gradients
         events = self._watchers.check(reading, losses, scales)
-        self._judged = max(self._judged, self._watchers.layers.judged)
+        self._judged += self._watchers.layers.judged > 0
         events += self._find_clipping(reading.step)
         self._record(interval, reading, losses)
         self._journal.tell(events)
@@ -345,7 +362,9 @@ class Monitor:
         reading, losses, scales = interval.decode()
         scale = self._scaler.scale
         guarded = reading if interval.check.guarded_steps else None
-        events = self._watchers.close(guarded, losses, scales, None if scale is None else float(scale))
+        events = self._watchers.close(
+            self._step, guarded, losses, scales, None if scale is None else float(scale)
+        )
         if self._journal.writer is not None:
             write_metrics(self._journal.writer, interval.times, losses, {})
         self._journal.tell(events)

@@ -64,36 +64,44 @@ class Watchers:
         events = self.nonfinite.check(step, losses, None if scales else reading)
         events += self.loss.check(losses, step)
         if scales:
-            events += self.skips.check(self._skipped(scales), step - 1)
+            events += self.skips.check(self._skipped(scales), step - 1, self.nonfinite.names(reading))
         if not reading.saw_gradients:
             events += self._no_gradients(reading)
         elif not scales or reading.finite.all():
             # A step that the scaler is about to skip moves no baseline.
-            events += self.between.check(reading)
             events += self.layers.check(reading)
+            events += self.between.check(reading, self.layers.alarmed)
         return events
 
     def close(
-        self, reading: CheckReading | None, losses: Series, scales: Series, final_scale: float | None
+        self,
+        step: int,
+        reading: CheckReading | None,
+        losses: Series,
+        scales: Series,
+        final_scale: float | None,
     ) -> list[Event]:
         """Judge what came after the last check.
 
         Args:
+            step: the last step.
             reading: what the guard folded since then, with the norms of the last step it saw.
             losses, scales: since then.
             final_scale: the loss scale now, which tells whether the last step was skipped.
         """
-        last = max([*(at for at, _ in losses), *(at for at, _ in scales), reading.step if reading else 0])
         events: list[Event] = []
         if losses or reading is not None:
-            events += self.nonfinite.check(last, losses, None if final_scale is not None else reading)
+            events += self.nonfinite.check(step, losses, None if final_scale is not None else reading)
             events += self.loss.check(losses, step=0)
         if reading is not None and final_scale is None:
-            events += self.between.check(reading)
+            events += self.between.check(reading, self.layers.alarmed)
+        events += self.layers.close(step)
+        events += self.between.close(self.layers.unconfirmed)
         if final_scale is not None and self._last_scale_step(scales):
             after = self._last_scale_step(scales) + 1
             skipped = self._skipped([*scales, (after, final_scale)])
-            events += self.skips.check(skipped, after - 1, closing=True)
+            layers = [] if reading is None else self.nonfinite.names(reading)
+            events += self.skips.check(skipped, after - 1, layers, closing=True)
         return events
 
     def _last_scale_step(self, scales: Series) -> int:
@@ -102,10 +110,12 @@ class Watchers:
         return self._last_scale[0] if self._last_scale else 0
 
     def _skipped(self, scales: Series) -> list[tuple[int, float]]:
-        """Steps that were skipped: the scale is lower at the next one."""
+        """Steps that were skipped: the scale is lower at the next one, or has nowhere left to fall."""
         series = [*([self._last_scale] if self._last_scale else []), *scales]
         self._last_scale = series[-1]
-        return [(step, scale) for (step, scale), (_, after) in pairwise(series) if after < scale]
+        return [
+            (step, scale) for (step, scale), (_, after) in pairwise(series) if after < scale or scale == 0
+        ]
 
     def _no_gradients(self, reading: CheckReading) -> list[Event]:
         # Without a layer to watch there is nothing to be missing: why there is none has been told.

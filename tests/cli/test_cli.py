@@ -61,7 +61,9 @@ def one_line(text: str) -> str:
 def test_verify_says_intact_and_exits_0(healthy: Path) -> None:
     done = shell("verify", healthy)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "intact: 1 events, each as it was written\n"
+    assert done.stdout == (
+        "intact: 1 event, each as it was written (metrics and layers are not covered: the run has no end)\n"
+    )
 
 
 def test_verify_names_the_line_and_exits_1(alarmed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,6 +278,34 @@ def test_a_closed_pipe_is_quiet(unbuffered: str) -> None:
         process.stdin.close()
         errors = process.stderr.read()
     assert (process.returncode, errors) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["report --format text", "report --json", "verify", "--help"])
+def test_output_that_cannot_be_written_is_not_blamed_on_the_run(
+    healthy: Path, command: str, unbuffered: str
+) -> None:
+    run = [] if command == "--help" else [healthy]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "palingenesis", *command.split(), *run],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 2
+    assert one_line(done.stderr).startswith("pgs: error: the output could not be written: No space left")
+    assert str(healthy) not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_an_out_that_cannot_be_written_is_named(healthy: Path) -> None:
+    done = shell("report", healthy, "--format", "text", "--out", "/dev/full")
+    assert done.returncode == 2
+    assert one_line(done.stderr).startswith("pgs: error: the report cannot be written to /dev/full: No space")
 
 
 def test_names_in_any_script_reach_an_ascii_terminal(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from palingenesis.errors import ConfigError, RecordExistsError
 from palingenesis.events import Event
 
 
-def demo_run(verdict: str, layer: str | None = None) -> DemoRun:
+def demo_run(verdict: str, layer: str | None = None, last_loss: float = 3.0) -> DemoRun:
     alarm = None if layer is None else Event("alarm", 110, "warning", f"{layer} rang", {"layer": layer})
-    return DemoRun(Path("run"), Path("run/report.html"), verdict, alarm, 7.0, 3.0, 1.0)
+    return DemoRun(Path("run"), Path("run/report.html"), verdict, alarm, 7.0, last_loss, 1.0)
 
 
 def result(healthy: DemoRun, faulty: DemoRun | None) -> DemoResult:
@@ -80,7 +80,8 @@ def test_the_alarm_names_the_broken_layer_and_the_healthy_run_is_healthy(tmp_pat
         assert json.loads((run.folder / "run.json").read_text("utf-8"))["end"]["reason"] == "completed"
 
     text = shown.getvalue()
-    assert f"to {outcome.healthy.last_loss:.2f}" in text
+    for run in (outcome.healthy, outcome.faulty):
+        assert f"{run.first_loss:.2f} in the first 10 steps, {run.last_loss:.2f} in the last 10" in text
     assert "HEALTHY" in text
     assert "WARNING" in text
     assert "pgs report" in text
@@ -131,3 +132,13 @@ def test_the_closing_panel_says_how_it_went(healthy: DemoRun, faulty: DemoRun | 
 
     assert sentence in " ".join(shown.getvalue().split())
     assert f"pgs report {Path('run')} --format text" in shown.getvalue()
+
+
+def test_the_closing_panel_says_whose_losses_it_shows_and_over_which_steps() -> None:
+    shown = io.StringIO()
+    both = result(demo_run("HEALTHY"), demo_run("WARNING", BROKEN_LAYER, last_loss=4.5))
+    Display(Console(file=shown, width=160), steps=200).closing(both)
+    healthy, faulty = shown.getvalue().split("faulty run")
+
+    assert "mean loss  7.00 in the first 10 steps, 3.00 in the last 10" in healthy
+    assert "mean loss  7.00 in the first 10 steps, 4.50 in the last 10" in faulty

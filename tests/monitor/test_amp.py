@@ -111,6 +111,16 @@ def test_a_run_whose_every_step_was_skipped_is_not_healthy(tmp_path: object) -> 
     assert loop.monitor.counts["skipped_steps"] == 6  # the last one too
 
 
+def test_a_layer_that_overflows_for_ever_is_named_and_every_step_is_counted() -> None:
+    loop = Loop(unscale=True, scale=2.0**4)
+    loop.steps(100)
+    loop.steps(200, overflow=True)  # the scale reaches zero and cannot fall any further
+    loop.monitor.close()
+    assert loop.monitor.counts["skipped_steps"] == 200
+    warning = loop.told("skipped_steps")[0]
+    assert warning.layers == ["1"] and "first to overflow: 1" in warning.message
+
+
 def test_a_nan_loss_under_a_scaler_is_still_critical() -> None:
     loop = Loop(unscale=True)
     loop.steps(7)

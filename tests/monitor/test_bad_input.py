@@ -35,7 +35,12 @@ def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
         ({"warmup": 1}, ["warmup=1"]),
         ({"config": {"sigma": 3}}, ["MonitorConfig"]),
         ({"layers": "0"}, ["('0',)"]),
-        ({"gradients": "cooked"}, ["'raw'", "'clipped'"]),
+        ({"gradients": "cooked"}, ["raw", "clipped"]),
+        ({"start_step": -5}, ["start_step=-5"]),
+        ({"start_step": "a"}, ["start_step='a'"]),
+        ({"scaler": 3}, ["scaler=3", "GradScaler"]),
+        ({"on_event": 3}, ["on_event=3"]),
+        ({"resume": True, "overwrite": True}, ["exclude each other"]),
         ({"optimizer": "adam"}, ["param_groups"]),
     ],
 )
@@ -44,6 +49,15 @@ def test_options_that_cannot_work(options: dict[str, Any], says: list[str]) -> N
         Monitor(model(), out=None, **options)
     text = one_line(error)
     assert all(word in text for word in says), text
+
+
+def test_a_model_or_folder_of_another_kind() -> None:
+    with pytest.raises(ConfigError) as error:
+        Monitor(None)  # type: ignore[arg-type]
+    assert "model=None" in one_line(error)
+    with pytest.raises(ConfigError) as error:
+        Monitor(model(), out=5)  # type: ignore[arg-type]
+    assert "out=5" in one_line(error)
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.record.runs import COMPLETED, INFO, LAYERS, alarm, record, started
+from tests.record.runs import COMPLETED, INFO, LAYERS, alarm, info, record, started
 
 from palingenesis.events import Event
 from palingenesis.record.reader import load_run
-from palingenesis.record.verdict import WORDS, judge
+from palingenesis.record.verdict import WORDS, judge, lacking
 from palingenesis.record.writer import RecordWriter
 
 CRITICAL = Event("nonfinite", 60, "critical", "the loss is NaN", {"source": "loss", "layers": ["head"]})
@@ -41,7 +41,7 @@ CASES: list[tuple[str, list[Event], tuple[int, int, int], dict[str, Any] | None,
     ("INTERRUPTED", [CRASHED], (4, 0, 3), CRASH, "RuntimeError: CUDA out of memory after 80 steps"),
     ("UNKNOWN", [started()], (0, 0, 0), COMPLETED, "no check was made: the run ended after 100 steps"),
     ("UNKNOWN", [started()], (4, 0, 0), COMPLETED, "still warming up"),
-    ("HEALTHY", [started()], (4, 0, 3), COMPLETED, "4 checks in 100 steps"),
+    ("HEALTHY", [started()], (4, 0, 3), COMPLETED, "4 checks in 100 steps, and nothing rang"),
 ]
 
 
@@ -101,3 +101,89 @@ def test_an_end_that_is_no_object_is_no_end(tmp_path: Path) -> None:
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text[: text.index('"end"')] + '"end": 5}')
     assert load_run(folder).verdict == "INTERRUPTED"
+
+
+def lines_kept(folder: Path, how_many: int) -> None:
+    path = folder / "events.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:how_many]))
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1, 2])
+def test_a_verdict_never_claims_more_than_the_record_holds(tmp_path: Path, kept: int | None) -> None:
+    folder = record(tmp_path / "run", info(60), alarm(80))
+    if kept is None:
+        (folder / "events.jsonl").unlink()
+    else:
+        lines_kept(folder, kept)
+    run = load_run(folder)
+    assert run.verdict == "UNKNOWN"
+    assert f"{3 - (kept or 0)} of 3 events" in run.verdict_sentence
+    assert "pgs verify" in run.verdict_sentence
+    assert "\n" not in run.verdict_sentence
+
+
+def test_an_event_taken_out_of_the_middle_or_unreadable_is_missing(tmp_path: Path) -> None:
+    for number, line in enumerate((b"", b'{"seq":\n')):
+        folder = record(tmp_path / str(number), alarm(60), info(80))
+        path = folder / "events.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(lines[0] + line + lines[2])
+        run = load_run(folder)
+        assert run.verdict == "UNKNOWN"
+        assert "1 of 3 events is missing" in run.verdict_sentence
+
+
+def test_events_of_another_run_are_not_this_ones(tmp_path: Path) -> None:
+    folder, other = record(tmp_path / "run", alarm(60)), record(tmp_path / "other", info(60))
+    (folder / "events.jsonl").write_bytes((other / "events.jsonl").read_bytes())
+    run = load_run(folder)
+    assert run.verdict == "UNKNOWN"
+    assert "not the ones that the run ended with" in run.verdict_sentence
+
+
+def test_worse_verdicts_keep_their_word_and_say_what_is_missing(tmp_path: Path) -> None:
+    warned = record(tmp_path / "warned", alarm(60), info(80))
+    lines_kept(warned, 2)
+    assert load_run(warned).verdict == "WARNING"
+    assert load_run(warned).verdict_sentence == (
+        "step 60: blocks.0 is vanishing; 1 of 3 events is missing from the record: run `pgs verify` on it"
+    )
+    killed = record(tmp_path / "killed", info(60), alarm(80), end=None)
+    path = killed / "events.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[2:]))
+    assert load_run(killed).verdict == "INTERRUPTED"
+    assert "2 of 3 events are missing" in load_run(killed).verdict_sentence
+    path.write_bytes(b"")
+    assert load_run(killed).verdict == "INTERRUPTED"
+    assert "its beginning is missing" in load_run(killed).verdict_sentence
+
+
+def test_a_whole_record_lacks_nothing(tmp_path: Path) -> None:
+    for folder in (record(tmp_path / "a", alarm(60)), record(tmp_path / "b", end=None)):
+        run = load_run(folder)
+        assert lacking(run.events, run.info["end"]) is None
+
+
+@pytest.mark.parametrize(
+    ("judged", "config", "word"),
+    [
+        ([0, 0, 3], {}, "UNKNOWN"),
+        ([0, 3, 3], {}, "HEALTHY"),
+        ([0, 3, 3], {"consecutive": 3}, "UNKNOWN"),
+        ([0, 0, 3], {"consecutive": 1}, "HEALTHY"),
+        ([0, 3, 3], {"consecutive": "many"}, "HEALTHY"),
+        ([0, 3, 3], None, "HEALTHY"),
+    ],
+)
+def test_healthy_needs_as_many_judged_checks_as_an_alarm_does(
+    tmp_path: Path, judged: list[int], config: dict[str, Any] | None, word: str
+) -> None:
+    writer = RecordWriter(tmp_path / "run", {**INFO, "config": config})
+    writer.event(started())
+    for number, layers in enumerate(judged, 1):
+        writer.check(50 * number, layers, LAYERS, [1.0, 2.0, 3.0])
+    writer.close(COMPLETED)
+    run = load_run(tmp_path / "run")
+    assert run.verdict == word
+    if word == "UNKNOWN":
+        assert "no alarm could have fired" in run.verdict_sentence

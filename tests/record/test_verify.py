@@ -49,7 +49,7 @@ def put(index: int, text: Callable[[bytes], bytes]) -> Callable[[list[bytes]], N
 
 
 def test_an_untouched_run_is_intact(run: Path) -> None:
-    assert verify(run) == (True, None, None, EVENTS)
+    assert verify(run)[:4] == (True, None, None, EVENTS)
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_half_a_line_cut_off_a_run_that_ended_is_a_missing_line(run: Path) -> No
 
 def test_events_that_are_gone_altogether_are_a_problem(run: Path) -> None:
     (run / "events.jsonl").unlink()
-    assert verify(run) == (False, "events.jsonl is missing", None, 0)
+    assert verify(run)[:4] == (False, "events.jsonl is missing", None, 0)

@@ -143,7 +143,7 @@ def test_threads_write_whole_lines_and_a_whole_chain(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     writer.close(COMPLETED)
-    assert verify(tmp_path / "run") == (True, None, None, 200)
+    assert verify(tmp_path / "run")[:4] == (True, None, None, 200)
 
 
 # ---------------------------------------------------------------------- folders that are taken
@@ -156,6 +156,13 @@ def test_a_second_run_into_the_same_folder_is_refused(tmp_path: Path) -> None:
         RecordWriter(folder, INFO)
     assert (folder / "events.jsonl").read_bytes() == before
     assert not (folder / ".lock").exists()
+
+
+def test_a_run_without_a_name_is_refused_without_one(tmp_path: Path) -> None:
+    RecordWriter(tmp_path / "run", {**INFO, "name": None}).close(COMPLETED)
+    with pytest.raises(RecordExistsError, match=r"already holds the run \(started 2") as caught:
+        RecordWriter(tmp_path / "run", INFO)
+    assert "None" not in str(caught.value)
 
 
 def test_overwrite_removes_the_old_run_and_nothing_else(tmp_path: Path) -> None:
@@ -211,7 +218,7 @@ def test_resume_continues_the_record(tmp_path: Path) -> None:
     write_check(writer, 150)
     writer.close({**COMPLETED, "steps": 150})
     run = load_run(folder)
-    assert run.verify() == (True, None, None, 3)
+    assert run.verify()[:4] == (True, None, None, 3)
     assert [event.seq for event in run.events] == [1, 2, 3]
     assert [run.info[key] for key in ("run_id", "start", "name")] == [
         first.info[key] for key in ("run_id", "start", "name")

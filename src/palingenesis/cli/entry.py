@@ -29,10 +29,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough. What is still buffered must not be flushed into the
-        # closed pipe when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (`head`, a pager) has seen enough.
+        _drop_what_is_buffered()
         return BROKEN_PIPE
+    except OSError as error:
+        # Errors of a file name it; one without a name comes from writing to stdout: a full disk behind `>`.
+        if error.filename is not None:
+            raise
+        _drop_what_is_buffered()
+        return _fail(
+            f"the output could not be written: {error.strerror or error}; send it somewhere with room for it"
+        )
+
+
+def _drop_what_is_buffered() -> None:
+    """Keep the interpreter from flushing, at its end, into what takes no more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

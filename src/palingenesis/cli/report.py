@@ -33,14 +33,13 @@ def report(
 
     found = load_run(run)
     try:
-        say(_rendered(found, "json" if json else format, out))
-    except BrokenPipeError:
-        raise
+        shown = _rendered(found, "json" if json else format, out)
     except OSError as error:
         where = error.filename or out or run
         raise RecordError(
             f"the report cannot be written to {where}: {error.strerror or error}; give another --out"
         ) from None
+    say(shown)
     return OK if found.verdict == HEALTHY else FOUND
 
 

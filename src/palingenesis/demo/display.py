@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palingenesis.demo.faults import WHAT_HAPPENS, PlannedFault
+from palingenesis.demo.options import LOSS_WINDOW
 from palingenesis.demo.result import DemoResult, DemoRun
 
 PLAIN_LINES_A_RUN = 5
@@ -99,8 +100,13 @@ class Display:
 
 
 def _add_run(table: Table, title: str, run: DemoRun) -> None:
-    table.add_row(title, Text(run.verdict, "bold"), f"loss {run.first_loss:.2f} to {run.last_loss:.2f}")
+    table.add_row(title, Text(run.verdict, "bold"))
+    table.add_row("", "mean loss", Text(_losses(run), overflow="fold"))
     table.add_row("", "report", Text(str(run.report), overflow="fold"))
+
+
+def _losses(run: DemoRun) -> str:
+    return f"{run.first_loss:.2f} in the first {LOSS_WINDOW} steps, {run.last_loss:.2f} in the last {LOSS_WINDOW}"
 
 
 def _conclusion(result: DemoResult) -> str:

@@ -19,6 +19,8 @@ CHECKS_BEFORE_ALARMS = 12
 FEWEST_STEPS = 2 * CHECK_EVERY * (CHECKS_BEFORE_ALARMS + 2)
 DEFAULT_STEPS = 200
 DEFAULT_SEED = 0
+# Steps at either end of a run whose mean loss is shown: that of one step is that of one batch.
+LOSS_WINDOW = 10
 
 
 def check_options(steps: int, fault: str) -> None:

@@ -17,7 +17,9 @@ class DemoRun:
     verdict: str
     first_alarm: Event | None
     first_loss: float
+    """Mean over the first ``LOSS_WINDOW`` steps."""
     last_loss: float
+    """Mean over the last ``LOSS_WINDOW`` steps."""
     seconds: float
 
 

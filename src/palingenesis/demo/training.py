@@ -19,7 +19,7 @@ from torch.nn import functional
 from palingenesis.demo.corpus import load_conversations
 from palingenesis.demo.faults import PlannedFault, break_layer
 from palingenesis.demo.model import CONTEXT, build_model
-from palingenesis.demo.options import CHECK_EVERY, CHECKS_BEFORE_ALARMS
+from palingenesis.demo.options import CHECK_EVERY, CHECKS_BEFORE_ALARMS, LOSS_WINDOW
 from palingenesis.demo.result import DemoRun
 from palingenesis.demo.tokens import batches, token_blocks, train_tokenizer
 from palingenesis.monitor import Monitor
@@ -32,8 +32,6 @@ BATCH_SIZE = 8
 LEARNING_RATE = 1e-3
 WARMUP_STEPS = 20
 MAX_NORM = 1.0
-
-LOSS_WINDOW = 10
 
 
 @dataclass(frozen=True)

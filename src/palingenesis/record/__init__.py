@@ -7,6 +7,7 @@
     folder    which folders hold a run, and one that this version can read
     reader    load_run: a folder in, a Run out
     columns   rows turned into numpy arrays by name
+    seal      what metrics and layers came to at the end
     verify    is the record as it was written?
     verdict   one word on a run
 

@@ -39,8 +39,11 @@ from palingenesis.record.format import (
     decode,
 )
 from palingenesis.record.lines import read_lines
-from palingenesis.record.verdict import Verdict, judge
+from palingenesis.record.verdict import Verdict, judge, lacking, qualified
 from palingenesis.record.verify import Verification, verify
+
+#: Of runs that do not say how many checks in a row an alarm needed.
+_CONSECUTIVE = 2
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,34 @@ class Run:
 
     @cached_property
     def _judgement(self) -> Verdict:
-        end = self.info.get("end")
-        return judge(
-            self.events,
-            len(self.judged),
-            self.checks_without_gradients,
-            int(self.judged.max(initial=0)),
-            end if isinstance(end, dict) else None,
+        could_ring = self.alarms_possible_from is not None
+        return qualified(
+            judge(
+                self.events,
+                len(self.judged),
+                self.checks_without_gradients,
+                int(self.judged.max()) if could_ring else 0,
+                self._end,
+            ),
+            self.lacking,
         )
+
+    @property
+    def _end(self) -> dict[str, Any] | None:
+        end = self.info.get("end")
+        return end if isinstance(end, dict) else None
+
+    @property
+    def lacking(self) -> str | None:
+        """Which events the record lacks, in words; ``None`` if none as far as it tells by itself."""
+        return lacking(self.events, self._end)
+
+    @property
+    def alarms_possible_from(self) -> int | None:
+        """The step of the first check at which layers had been judged often enough for an alarm."""
+        steps = self.layers.step[self.judged > 0]
+        needed = _consecutive(self.info)
+        return int(steps[needed - 1]) if len(steps) >= needed else None
 
     @property
     def verdict(self) -> str:
@@ -82,7 +105,7 @@ class Run:
         return self._judgement.sentence
 
     def verify(self) -> Verification:
-        """Whether the events on disk are as they were written."""
+        """Whether the record on disk is as it was written."""
         return verify(self.folder)
 
 
@@ -113,6 +136,13 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         checks_without_gradients=sum(not check.saw_gradients for check in checks),
         problems=problems,
     )
+
+
+def _consecutive(info: Mapping[str, Any]) -> int:
+    """Checks in a row that an alarm needed in this run."""
+    config = info.get("config")
+    value = config.get("consecutive") if isinstance(config, dict) else None
+    return value if isinstance(value, int) and value >= 1 else _CONSECUTIVE
 
 
 class _Resume(NamedTuple):

@@ -112,8 +112,10 @@ def refuse(folder: Path) -> RecordExistsError:
         state = f"started {info.get('start')}, {end.get('reason')} after {end.get('steps')} steps"
     else:
         state = f"started {info.get('start')}, without an end"
+    name = info.get("name")
+    run = f"the run {name!r}" if name else "the run"
     return RecordExistsError(
-        f"{folder} already holds the run {info.get('name')!r} ({state}): use resume=True to go on with it, "
+        f"{folder} already holds {run} ({state}): use resume=True to go on with it, "
         "overwrite=True to replace it, or another folder"
     )
 

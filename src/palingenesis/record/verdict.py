@@ -8,10 +8,11 @@ Worst first; the first that holds is the verdict:
                       monitor failed
     WARNING           an event of severity warning
     INTERRUPTED       no end in the record, or an exception ended the run
-    UNKNOWN           no check was made, or none in which an alarm could have fired
+    UNKNOWN           no check was made, no alarm could have fired, or events are missing from the record
     HEALTHY           none of these
 
-Events whose steps were run again after a resume do not count, but the sentence mentions them.
+Events whose steps were run again after a resume do not count, but the sentence mentions them. So it does
+events that are missing, which also keep a run from being HEALTHY: nobody knows what they said.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def judge(
         events: all events so far.
         checks: how many checks were made.
         checks_without_gradients: how many of them saw no gradient in any layer.
-        judged: the most layers that had a finished baseline at any check; 0 while still warming up.
+        judged: how many layers were judged; 0 unless at least ``consecutive`` checks judged some, since
+            fewer cannot raise an alarm.
         end: ``end`` of run.json, ``None`` while the run has none.
     """
     word, fact = _decide(
@@ -72,6 +74,37 @@ def judge(
         noun = "event" if rerun == 1 else "events"
         parts.append(f"{rerun} bad {noun} of steps that were run again after a resume not counted")
     return Verdict(word, "; ".join(parts))
+
+
+def lacking(events: Sequence[Event], end: Mapping[str, Any] | None) -> str | None:
+    """What a record's events lack by their own numbers and by the record's end; ``None`` if nothing.
+
+    Args:
+        events: all that could be read, in the order of the record.
+        end: ``end`` of run.json.
+    """
+    counted, last_hash = (None, None) if end is None else (end.get("events"), end.get("last_hash"))
+    numbers = [event.seq for event in events] + [counted]
+    expected = max((number for number in numbers if isinstance(number, int)), default=0)
+    missing = expected - len(events)
+    if missing > 0:
+        are = "is" if missing == 1 else "are"
+        return f"{missing} of {_count(expected, 'event')} {are} missing from the record"
+    if not events or events[0].event != "run_started":
+        return "its beginning is missing from the record"
+    if last_hash is not None and events[-1].hash != last_hash:
+        return "the events in the record are not the ones that the run ended with"
+    return None
+
+
+def qualified(verdict: Verdict, lack: str | None) -> Verdict:
+    """The verdict that is left where the record lacks something."""
+    if lack is None:
+        return verdict
+    told = f"{lack}: run `pgs verify` on it"
+    if verdict.word in (UNKNOWN, HEALTHY):
+        return Verdict(UNKNOWN, told)
+    return Verdict(verdict.word, f"{verdict.sentence}; {told}")
 
 
 def _decide(
@@ -117,10 +150,10 @@ def _without_findings(checks: int, judged: int, end: Mapping[str, Any] | None) -
         return UNKNOWN, f"no check was made: the run ended after {length}, before the first check"
     if not judged:
         return UNKNOWN, (
-            f"still warming up after {length}: no layer had a finished baseline in {_count(checks, 'check')}"
-            ", so no alarm could have fired"
+            f"still warming up after {length}: {_count(checks, 'check')} did not judge any layer "
+            "often enough, so no alarm could have fired"
         )
-    return HEALTHY, f"{_count(checks, 'check')} in {length}, no alarm and nothing wrong with the loss"
+    return HEALTHY, f"{_count(checks, 'check')} in {length}, and nothing rang"
 
 
 def _is_bad(event: Event) -> bool:

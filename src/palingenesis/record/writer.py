@@ -33,6 +33,7 @@ from palingenesis.record.format import (
 )
 from palingenesis.record.lines import LineFile
 from palingenesis.record.lock import FolderLock
+from palingenesis.record.seal import seal_of
 from palingenesis.record.start import Start, take_over
 
 _log = logging.getLogger("palingenesis")
@@ -204,6 +205,24 @@ class RecordWriter:
         with self._guard:
             self._require_open()
             self._flush()
+
+    def seal(self) -> dict[str, Any]:
+        """Length and digest of metrics.jsonl and layers.jsonl, for the event that ends the run.
+
+        To be taken when no more rows come. Empty where lines still wait for the disk or a file cannot be read
+        back: an end without a seal says that the rows are not covered, a wrong one would call them altered.
+        """
+        with self._guard:
+            self._require_open()
+            self._flush()
+            if self._metrics.waiting_bytes or self._layers.waiting_bytes:
+                return {}
+            sizes = {METRICS_FILE: self._metrics.size, LAYERS_FILE: self._layers.size}
+            try:
+                return seal_of(self.folder, sizes)
+            except OSError as error:
+                _log.warning("the end of the record in %s is not sealed: %s", self.folder, _reason(error))
+                return {}
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write what waits and the end of the run, and free the folder. A second call does nothing.

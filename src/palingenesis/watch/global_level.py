@@ -34,7 +34,7 @@ class GlobalLevel:
 
     def check(self, departure: Departure, kind: Kind, apart: list[str]) -> list[Event]:
         """Judge one check; ``apart`` are the layers that did not take part in the common move."""
-        values = departure.value[np.isfinite(departure.shift)]
+        values = departure.value[np.isfinite(departure.value)]
         if not self.config.common_mode or values.size < self.config.common_mode_min_layers:
             return []
         level = float(np.median(values))
@@ -70,6 +70,11 @@ class GlobalLevel:
             f"the gradients of all layers {way} together, by a factor of {10 ** abs(shift):,.0f}{except_for}",
             {"value": shift, "layers": layers, "exceptions": apart, "sudden": sudden},
         )
+
+    @property
+    def unconfirmed(self) -> float | None:
+        """How far (decades) the whole model had moved at the last check, if no event has told so yet."""
+        return self._outside[-1] if self._outside else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"baseline": self.baseline.state_dict(), "last_in_range": self._last_in_range}

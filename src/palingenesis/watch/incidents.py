@@ -70,7 +70,7 @@ def describe(step: int, identity: str, alarmed: list[Alarmed], depth: int) -> Ev
         step,
         "warning",
         f"{len(names)} of {depth} layers left their normal range together ({words}); "
-        f"likely origin {origin.layer}: {why}",
+        f"look first at {origin.layer}: {why}",
         {
             "incident": identity,
             "alarms": len(ranked),

@@ -79,6 +79,7 @@ class LayerWatch:
         self._departures: deque[common.Departure] = deque(maxlen=config.consecutive)
         self._missing: deque[tuple[Bools, Bools]] = deque(maxlen=config.consecutive)
         self._outside = self._new_baseline(size)
+        self._last_code = np.zeros(size, dtype=np.int64)
         self._incident, self._incident_step, self._incidents = "", 0, 0
 
     def _new_baseline(self, size: int) -> Baseline:
@@ -112,6 +113,7 @@ class LayerWatch:
         if len(self._totals) == CLIPPED_CHECKS and common.clipped(self._totals, self.config.clip_tolerance):
             self.clipped_norm = departure.total
         code, confirmed = self._conditions(kind)
+        self._last_code = code
         events = self.level.check(departure, kind, self._apart(kind, departure, code))
         cleared = self._clear(reading, code, departure)
         events += self._raise(reading, confirmed, departure, kind)
@@ -167,6 +169,24 @@ class LayerWatch:
         with np.errstate(invalid="ignore"):
             apart = np.abs(departure.shift - factor) > self.config.common_mode_spread
         return [self.layers[i] for i in np.flatnonzero(apart | (code != IN_RANGE))]
+
+    @property
+    def alarmed(self) -> Bools:
+        """Layers with an active alarm."""
+        alarmed: Bools = self.active != IN_RANGE
+        return alarmed
+
+    @property
+    def unconfirmed(self) -> Bools:
+        """Layers out of range at the last check for which a second check could still raise an alarm."""
+        open_: Bools = (self._last_code != IN_RANGE) & (self._last_code != self.active)
+        return open_
+
+    def close(self, step: int) -> list[Event]:
+        """What a second check would have had to confirm when the run ended."""
+        found = np.flatnonzero(self.unconfirmed)
+        told = {self.layers[i]: DIAGNOSES[self._last_code[i]] for i in found}
+        return messages.unconfirmed(step, told, self.level.unconfirmed)
 
     # -- alarms ------------------------------------------------------------------------------------------
 

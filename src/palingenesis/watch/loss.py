@@ -1,8 +1,8 @@
 """Loss spikes: the loss against its own running mean, on every step, judged at every check.
 
-The running mean and variance weigh about the same stretch of training as a layer's baseline does, and never
-less than ``MEMORY`` losses. A spike is more than ``sigma`` standard deviations above the mean and, where that
-is positive, more than ``loss_spike_factor`` times it; three things keep ordinary noise from passing for one:
+The running mean and variance remember about ``MEMORY`` losses, few enough to follow a loss that falls. A
+spike is more than ``sigma`` standard deviations above the mean and, where that is positive, more than
+``loss_spike_factor`` times it; three things keep ordinary noise from passing for one:
 
 - between two checks many losses are looked at where a check looks at one, so ``sigma`` is raised there until
   the chance of a false spike in the whole interval is that of one check, and so it is while few losses are
@@ -24,14 +24,12 @@ import numpy as np
 from palingenesis.config import MonitorConfig
 from palingenesis.events import Event
 
-# Least number of losses that the running mean and the largest recent excursion remember.
+# Losses that the running mean, its variance and the largest recent excursion remember.
 MEMORY = 100
 
-# A spike exceeds the largest recent excursion above the mean by this factor; an earlier spike counts as an
-# excursion of half its size, so that one as large as the last is still told.
+# A spike exceeds the largest recent excursion above the mean by this factor.
 EXCURSION = 1.5
-EARLIER_SPIKE = 0.5
-# Excursions fade this much more slowly than the running mean: the largest of many losses is rare.
+# The largest of many losses is rare, so excursions fade this much more slowly than the mean.
 EXCURSION_FADES = 0.1
 
 # At the end of the warm-up, losses further than this many (robust) standard deviations from its median are
@@ -79,6 +77,8 @@ class LossWatch:
 
     config: MonitorConfig
     count: int = 0
+    first_step: int = 0
+    ready: bool = False
     spike_since: int = 0
     positive: bool = True
     excursion: float = 0.0
@@ -103,51 +103,41 @@ class LossWatch:
     # -- one loss ----------------------------------------------------------------------------------------
 
     def _one(self, step: int, loss: float, *, between: bool) -> list[Event]:
-        if len(self._early) < self._warmup:
-            self._warm_up(loss)
+        if not self.ready:
+            self._warm_up(step, loss)
             return []
-        tries = self.config.check_every if between else 1
-        rule = self._spike_rule(
-            loss, corrected_sigma(self.config.sigma, tries, min(self.count, self._memory))
-        )
+        # Once the loss has jumped, it is back only when it is below the lower bar of a check.
+        tries = self.config.check_every if between and not self.spike_since else 1
+        rule = self._spike_rule(loss, corrected_sigma(self.config.sigma, tries, min(self.count, MEMORY)))
         if rule is None:
             self._outside.clear()
             recovered = self._recovered(step, loss) if self.spike_since else []
             self._learn(loss)
             return recovered
         self._outside.append(loss)
-        if len(self._outside) >= self._patience:
+        if len(self._outside) >= self.config.level_shift_checks * self.config.check_every:
             return self._accept_level(step, loss)
         if self.spike_since:
             return []
         self.spike_since = step
-        self.excursion = max(self.excursion, EARLIER_SPIKE * (loss - self._loss.mean))
         return [self._spike(step, loss, rule, between=between)]
 
-    @property
-    def _warmup(self) -> int:
-        return self.config.warmup * self.config.check_every
-
-    @property
-    def _memory(self) -> int:
-        return max(MEMORY, round(self.config.check_every / self.config.baseline_rate_floor))
-
-    @property
-    def _patience(self) -> int:
-        return self.config.level_shift_checks * self.config.check_every
-
-    def _warm_up(self, loss: float) -> None:
-        self._early.append(loss)
-        if len(self._early) < self._warmup:
+    def _warm_up(self, step: int, loss: float) -> None:
+        """Gather the first baseline, for a stretch of steps: losses may be given only now and then."""
+        self.first_step = self.first_step or step
+        self._early = [*self._early[-MEMORY + 1 :], loss]
+        passed = step - self.first_step + 1
+        if passed < self.config.warmup * self.config.check_every or len(self._early) < self.config.warmup:
             return
         values = np.array(self._early)
         middle = float(np.median(values))
         spread = _MAD_TO_STD * float(np.median(np.abs(values - middle)))
         kept = values[values <= middle + WARMUP_OUTLIER * spread] if spread > 0 else values
         self._restart(kept.tolist())
-        self.count = len(kept)
+        self.ready, self._early = True, []
 
     def _restart(self, values: Sequence[float]) -> None:
+        self.count = len(values)
         self._loss.restart(values)
         self.excursion = max(values) - self._loss.mean
         self.positive = min(values) > 0
@@ -156,7 +146,7 @@ class LossWatch:
 
     def _learn(self, loss: float) -> None:
         self.count += 1
-        fading = 1.0 / self._memory
+        fading = 1.0 / MEMORY
         rate = max(1.0 / self.count, fading)
         self.excursion = max(self.excursion * (1 - EXCURSION_FADES * fading), loss - self._loss.mean)
         self._loss.update(loss, rate)
@@ -216,9 +206,7 @@ class LossWatch:
 
     def _accept_level(self, step: int, loss: float) -> list[Event]:
         old = self._loss.mean
-        recent = self._outside[-self._warmup :]
-        self._restart(recent)
-        self.count = len(recent)
+        self._restart(self._outside[-MEMORY:])
         self._outside.clear()
         shift = Event(
             "loss_level_shift",
@@ -232,12 +220,11 @@ class LossWatch:
 
     # -- state -------------------------------------------------------------------------------------------
 
+    _PLAIN = ("count", "first_step", "ready", "spike_since", "positive", "excursion")
+
     def state_dict(self) -> dict[str, Any]:
         return {
-            "count": self.count,
-            "spike_since": self.spike_since,
-            "positive": self.positive,
-            "excursion": self.excursion,
+            **{name: getattr(self, name) for name in self._PLAIN},
             "loss": [self._loss.mean, self._loss.var],
             "log": [self._log.mean, self._log.var],
             "early": list(self._early),
@@ -245,7 +232,7 @@ class LossWatch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count, self.spike_since = int(state["count"]), int(state["spike_since"])
-        self.positive, self.excursion = bool(state["positive"]), float(state["excursion"])
+        for name in self._PLAIN:
+            setattr(self, name, state[name])
         self._loss, self._log = _Running(*state["loss"]), _Running(*state["log"])
         self._early, self._outside = list(state["early"]), list(state["outside"])

@@ -132,3 +132,25 @@ def level_shift(layer: str, step: int, old: float, new: float) -> Event:
         "that is its normal from now on",
         {"layer": layer, "value": new, "baseline": old},
     )
+
+
+def unconfirmed(step: int, diagnoses: dict[str, str], moved: float | None) -> list[Event]:
+    """The ``unconfirmed`` event: the run ended before a second check could confirm what the last one saw.
+
+    Args:
+        step: the run's last step.
+        diagnoses: layers out of range at the last check, and how.
+        moved: how far (decades) all layers together were from their level, if they were.
+    """
+    told = []
+    if diagnoses:
+        first, diagnosis = next(iter(diagnoses.items()))
+        more = f" and {len(diagnoses) - 1} more layers" if len(diagnoses) > 1 else ""
+        told.append(f"{first} ({diagnosis}){more} left the normal range")
+    if moved is not None:
+        told.append(f"all layers moved by a factor of {10 ** abs(moved):,.0f}")
+    if not told:
+        return []
+    message = f"at the last check {' and '.join(told)}; the run ended before a second check could confirm it"
+    fields = {"layers": list(diagnoses), "diagnoses": diagnoses, "value": moved}
+    return [Event("unconfirmed", step, "warning", message, fields)]

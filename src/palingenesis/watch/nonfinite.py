@@ -59,6 +59,10 @@ class NonfiniteWatch:
             first = np.where(seen > 0, seen, first)
         return sorted((int(first[i]), int(i)) for i in np.flatnonzero(first))
 
+    def names(self, reading: CheckReading) -> list[str]:
+        """Layers with a non-finite gradient since the last check, earliest first."""
+        return [self.layers[i] for _, i in self._bad_layers(reading.step, reading)]
+
     def _event(self, step: int, bad_losses: dict[int, float], bad_layers: list[tuple[int, int]]) -> Event:
         first = min([*bad_losses, *(at for at, _ in bad_layers)])
         names = [self.layers[i] for _, i in bad_layers]
@@ -72,7 +76,11 @@ class NonfiniteWatch:
         told = []
         if loss is not None:
             told.append(f"the loss is {_word(loss)}")
-        if names:
+        if len(names) == len(self.layers) > 1:
+            told.append(
+                f"non-finite gradients in all {len(names)} layers (a loss or clipping spreads one to all)"
+            )
+        elif names:
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             told.append(f"non-finite gradients in {', '.join(names[:NAMED])}{more}")
         if not told:

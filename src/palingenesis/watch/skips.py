@@ -23,12 +23,20 @@ class SkipWatch:
     _last: int = 0
     _warned: bool = False
 
-    def check(self, skips: Sequence[tuple[int, float]], step: int, *, closing: bool = False) -> list[Event]:
+    def check(
+        self,
+        skips: Sequence[tuple[int, float]],
+        step: int,
+        layers: Sequence[str] = (),
+        *,
+        closing: bool = False,
+    ) -> list[Event]:
         """Judge the steps up to ``step``.
 
         Args:
             skips: ``(step, loss scale at that step)`` of every newly skipped step, in order.
             step: the newest step whose fate is known.
+            layers: those whose gradients overflowed, earliest first.
             closing: no more steps follow: a short run is judged by its share too.
         """
         events = []
@@ -49,9 +57,9 @@ class SkipWatch:
             )
         if step > self._last:
             self.in_a_row = 0
-        return events + self._warn(step, longest, closing=closing)
+        return events + self._warn(step, longest, list(layers), closing=closing)
 
-    def _warn(self, step: int, longest: int, *, closing: bool) -> list[Event]:
+    def _warn(self, step: int, longest: int, layers: list[str], *, closing: bool) -> list[Event]:
         share = self.skipped / max(step, 1)
         enough = closing or self.skipped >= self.config.skipped_in_a_row
         many = share > self.config.skipped_share and enough and self.skipped > 1
@@ -63,14 +71,15 @@ class SkipWatch:
             return []
         self._warned = True
         told = f"{longest} in a row" if row else f"{share:.0%} of all steps so far"
+        where = f"; first to overflow: {layers[0]}" if layers else ""
         return [
             Event(
                 "skipped_steps",
                 step,
                 "warning",
                 f"the gradient scaler skipped {self.skipped} of {step} steps ({told}): "
-                "they taught the model nothing",
-                {"in_a_row": longest, "share": share, "skipped": self.skipped},
+                f"they taught the model nothing{where}",
+                {"in_a_row": longest, "share": share, "skipped": self.skipped, "layers": layers},
             )
         ]
 
