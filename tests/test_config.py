@@ -10,9 +10,7 @@ import pytest
 from palingenesis.config import MonitorConfig, configured
 from palingenesis.errors import ConfigError
 
-NUMBERS = [
-    name for name, field in MonitorConfig.model_fields.items() if field.annotation in (int, float)
-]
+NUMBERS = [name for name, field in MonitorConfig.model_fields.items() if field.annotation in (int, float)]
 FLOATS = [name for name, field in MonitorConfig.model_fields.items() if field.annotation is float]
 
 

@@ -80,7 +80,7 @@ class MonitorConfig(BaseModel):
         20, ge=2, description="Checks in a row out of range after which the new level is accepted."
     )
     incidents: bool = Field(
-        True, description="Gather alarms that begin together in one incident with the likely origin first."
+        True, description="Gather alarms that begin together in one incident that says where to look first."
     )
 
     guard_every_step: bool = Field(
@@ -90,7 +90,7 @@ class MonitorConfig(BaseModel):
         30.0,
         gt=1,
         description="Ratio of a norm between two checks to the layer's usual peak at which its event is a "
-        "warning; from ``factor`` on it is told as information.",
+        "warning; from factor on it is told as information.",
     )
 
     loss_spike_factor: float = Field(

@@ -19,11 +19,17 @@ def resumed(step: int) -> Event:
     return Event("run_resumed", step, "info", f"the run goes on from step {step}", {"from_step": step})
 
 
-def ended(step: int, error: BaseException | None) -> Event:
-    """The last event; of an exception only its type and first line are kept."""
+def ended(step: int, error: BaseException | None, seal: Mapping[str, Any]) -> Event:
+    """The last event; of an exception only its type and first line are kept.
+
+    Args:
+        step: the last step.
+        error: what ended the run, if it did not complete.
+        seal: digests of the files that the chain of events does not cover.
+    """
     named = _name(error)
     told = f"the run ended after {step} steps" + (f" with {named}" if named else "")
-    fields = {"reason": _reason(error), "error": named, "steps": step}
+    fields = {"reason": _reason(error), "error": named, "steps": step, **seal}
     return Event("run_ended", step, "warning" if named else "info", told, fields)
 
 
@@ -46,7 +52,7 @@ def loss_reduced(step: int, shape: Sequence[int]) -> Event:
 
 
 def not_optimized(step: int, parameters: Sequence[str]) -> Event:
-    more = f" and {len(parameters) - 1} more parameters" if len(parameters) > 1 else ""
+    more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
     return Event(
         "not_optimized",
         step,

@@ -351,7 +351,8 @@ class Monitor:
         self._close_interval()
 
     def _close_record(self, error: BaseException | None) -> None:
-        self._journal.tell([lifecycle.ended(self._step, error)])
+        seal = {} if self._journal.writer is None else self._journal.writer.seal()
+        self._journal.tell([lifecycle.ended(self._step, error, seal)])
         if self._journal.writer is not None:
             self._journal.writer.close(lifecycle.end_of(self._step, error, self.counts))
             write_report(self._journal.writer.folder)

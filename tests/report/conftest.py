@@ -26,6 +26,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
         "all_nan",
         "not_monitored",
         "one_bad_loss",
+        "accepted",
         "big",
     )
 }

@@ -337,3 +337,21 @@ def one_bad_loss(folder: Path) -> Path:
         Event("nonfinite_cleared", 110, "info", "finite again", {"since": 100}),
     ]  # fmt: skip
     return write_run(folder, Script(["fc"], healthy_norms(20, 1), losses, extra=extra))
+
+
+def accepted(folder: Path) -> Path:
+    """A layer rises for good, which is accepted, and one for a while; parameters in no optimizer; a last
+    check that nothing confirms."""
+    names = block_names(2)
+    norms = healthy_norms(60, len(names))
+    norms[20:, names.index("model.layers.0.mlp.up_proj")] *= 30
+    norms[30:36, names.index("model.layers.1.mlp.up_proj")] /= 300
+    strays = [f"model.layers.{n}.norm.weight" for n in range(8)]
+    late = {"lm_head": "vanishing", "model.embed_tokens": "exploding"}
+    extra = [
+        Event("not_optimized", 0, "warning", "no optimizer holds 8 parameters", {"parameters": strays}),
+        Event("unconfirmed", 600, "warning", "at the last check lm_head (vanishing) and 1 more layers left "
+              "the normal range; the run ended before a second check could confirm it",
+              {"layers": list(late), "diagnoses": late, "value": None}),
+    ]  # fmt: skip
+    return write_run(folder, Script(names, norms, falling_losses(600), extra=extra))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from tests.report import runs
 from tests.report.conftest import SMALL
 
-from palingenesis.record.reader import Run
+from palingenesis.record.reader import Run, load_run
 from palingenesis.report import render_text, to_json
 
 
@@ -56,7 +57,8 @@ def test_json_is_strict(name: str, run_of: Callable[[str], Run]) -> None:
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
     assert list(document) == [
-        "verdict", "sentence", "run", "counts", "first", "alarms", "incidents", "events", "monitored",
+        "verdict", "sentence", "run", "counts", "first", "alarms", "incidents", "unconfirmed", "events",
+        "monitored",
     ]  # fmt: skip
     assert document["verdict"] == run.verdict
     assert len(document["events"]) == len(run.events)
@@ -72,7 +74,43 @@ def test_json_holds_the_alarms(run_of: Callable[[str], Run]) -> None:
     assert document["monitored"]["not_watched"][0]["layer"] == "model.rotary_emb"
     assert document["monitored"]["first_judged_step"] == 90
     assert document["run"]["last_step"] == 600
-    assert to_json(run_of("warming_up"))["monitored"]["first_judged_step"] is None
+    assert document["monitored"]["alarms_possible_from"] == 100
+    monitored = to_json(run_of("warming_up"))["monitored"]
+    assert (monitored["first_judged_step"], monitored["alarms_possible_from"]) == (None, None)
+
+
+def test_json_tells_accepted_levels_from_those_that_came_back(run_of: Callable[[str], Run]) -> None:
+    document = to_json(run_of("accepted"))
+    assert {a["layer"]: a["ended"] for a in document["alarms"]} == {
+        "model.layers.0.mlp.up_proj": "level_accepted",
+        "model.layers.1.mlp.up_proj": "in_range",
+    }
+    assert (document["counts"]["alarms_cleared"], document["counts"]["alarms_accepted"]) == (1, 1)
+    assert document["unconfirmed"] == [
+        {"step": 600, "layer": "lm_head", "diagnosis": "vanishing"},
+        {"step": 600, "layer": "model.embed_tokens", "diagnosis": "exploding"},
+    ]
+    assert len(document["monitored"]["not_optimized"]) == 8
+    assert document["first"][0]["kind"] == "not_optimized"
+    assert document["first"][-1]["layer"] == "lm_head"
+    assert {a["ended"] for a in to_json(run_of("faulty"))["alarms"]} == {None, "in_range"}
+
+
+def test_text_tells_accepted_levels_from_those_that_came_back(run_of: Callable[[str], Run]) -> None:
+    text = render_text(run_of("accepted"))
+    assert "2 alarms (1 cleared, 1 accepted as a new level)" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("  model.layers.0.mlp.up_proj")]
+    assert "  accepted 4" in row
+    assert "alarm 220, accepted 4" in render_text(run_of("accepted"), 60)
+
+
+def test_json_and_text_of_a_run_without_its_events(tmp_path: Path) -> None:
+    folder = runs.healthy(tmp_path / "run")
+    (folder / "events.jsonl").write_bytes(b"")
+    document = to_json(load_run(folder))
+    assert document["verdict"] == "UNKNOWN"
+    assert document["monitored"]["problems"] == ["2 of 2 events are missing from the record"]
+    assert "pgs verify" in render_text(load_run(folder))
 
 
 def test_importing_the_report_imports_no_torch() -> None:

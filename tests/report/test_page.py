@@ -110,6 +110,7 @@ def test_names_are_shown_and_not_run(page_of: Callable[[str], str]) -> None:
         ("all_nan", "CRITICAL"),
         ("not_monitored", "NOT MONITORED"),
         ("one_bad_loss", "CRITICAL"),
+        ("accepted", "WARNING"),
     ],
 )
 def test_the_verdict_is_on_top(name: str, verdict: str, page_of: Callable[[str], str]) -> None:
@@ -128,6 +129,77 @@ def test_what_cannot_be_drawn_is_said(page_of: Callable[[str], str]) -> None:
     assert "(this step was run again after a resume)" in page_of("resumed")
     assert "<code>fc</code>: gradient norm 30 at step 55, between two checks." in page_of("one_bad_loss")
     assert "12,000,201" in page_of("one_layer")
+
+
+def test_an_accepted_level_is_not_shown_as_one_that_came_back(page_of: Callable[[str], str]) -> None:
+    page = page_of("accepted")
+    assert "0 not cleared, 1 accepted" in page
+    assert page.count('class="flag accepted"') == 2  # one in the key
+    assert page.count('class="flag clear"') == 2
+    assert page.count('class="accepted"') == 1  # on the timeline
+    assert '<span class="swatch accepted"' in page
+    assert page.count('class="frame accepted"') == 1
+    assert "exploding from step 210, alarm at step 220, new level accepted at step 4" in page
+    assert "<td>exploding (accepted)</td>" in page
+    assert "and the new level was accepted at step 4" in page
+    before_curves = page_of("faulty").split("</style>")[1].split('<section aria-labelledby="curves">')[0]
+    assert "accepted" not in before_curves
+
+
+def test_the_timeline_names_the_layer_of_an_incident_to_look_at_first(page_of: Callable[[str], str]) -> None:
+    page = page_of("faulty")
+    timeline = page.split('<section aria-labelledby="timeline">')[1].split("</section>")[0]
+    assert "look first at model.layers.2.mlp.up_proj and 4 more</text>" in timeline
+    assert "Incident; look first at model.layers.2.mlp.up_proj: no gradient from step 310" in timeline
+    assert "model.layers.1" not in timeline
+    assert "Look first at <code>model.layers.2.mlp.up_proj</code>: " in page
+    assert "likely origin" not in page
+
+
+def test_what_was_so_from_the_start_and_what_came_too_late(page_of: Callable[[str], str]) -> None:
+    page = page_of("accepted")
+    answers = dict(re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", page))
+    assert answers["Parameters that train but are in no optimizer"] == (
+        ", ".join(f"model.layers.{n}.norm.weight" for n in range(6)) + " and 2 more"
+    )
+    assert answers["Out of range at the last check, with no second one to confirm it"] == (
+        "lm_head (vanishing), model.embed_tokens (exploding)"
+    )
+    first, *_, last = re.findall(r'<li class="warning">.*?</li>', page, re.DOTALL)
+    assert "step 0" in first
+    assert "No optimizer holds 8 parameters." in first
+    assert "the run ended before a second check could confirm it" in last
+    assert '<td role="cell"><code>lm_head</code></td>' in page
+    assert "lm_head, unconfirmed</text>" in page
+    assert "not optimized</text>" in page
+    assert not re.findall(r'x="-[\d.]+%"', page)
+    faulty = dict(re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", page_of("faulty")))
+    assert faulty["Parameters that train but are in no optimizer"] == "none"
+
+
+def test_a_page_without_its_events_says_so(tmp_path: Path) -> None:
+    run = runs.faulty(tmp_path / "run")
+    (run / "events.jsonl").unlink()
+    page = write_html(load_run(run)).read_text(encoding="utf-8")
+    assert '<span class="word">UNKNOWN</span>' in page
+    assert "19 of 19 events are missing from the record: run `pgs verify` on it" in page
+    assert "Run pgs verify on the folder" in page
+    assert "Train longer" not in page
+    assert "The record is not as it was written:</strong> events.jsonl is missing" in page
+
+
+def test_the_page_says_what_of_the_record_was_checked(page_of: Callable[[str], str]) -> None:
+    told = r"The record is intact: \d+ events, each as it was written \(metrics and layers are not covered: "
+    assert re.search(told + "the end of the run holds no digest of them", page_of("healthy"))
+    assert "(metrics and layers are not covered: the run has no end)" in page_of("killed")
+
+
+def test_a_healthy_run_without_a_loss_claims_nothing_of_it(tmp_path: Path) -> None:
+    run = load_run(runs.write_run(tmp_path / "run", runs.Script(["fc"], runs.healthy_norms(20, 1))))
+    assert run.verdict == "HEALTHY"
+    page = write_html(run).read_text(encoding="utf-8")
+    assert "No loss was passed to the monitor, so nothing is known of it." in page
+    assert "the loss" not in run.verdict_sentence
 
 
 def test_a_thousand_layers_and_two_thousand_checks(

@@ -106,7 +106,8 @@ def _add_run(table: Table, title: str, run: DemoRun) -> None:
 
 
 def _losses(run: DemoRun) -> str:
-    return f"{run.first_loss:.2f} in the first {LOSS_WINDOW} steps, {run.last_loss:.2f} in the last {LOSS_WINDOW}"
+    first, last = f"{run.first_loss:.2f}", f"{run.last_loss:.2f}"
+    return f"{first} in the first {LOSS_WINDOW} steps, {last} in the last {LOSS_WINDOW}"
 
 
 def _conclusion(result: DemoResult) -> str:

@@ -8,13 +8,13 @@ All three read what ``palingenesis.load_run`` returned and nothing else: a repor
 after the model is gone. How the parts are split:
 
     words      text and numbers made safe and readable
-    episodes   alarms paired with their clearing
+    episodes   alarms paired with what ended them
     facts      everything a report says, before how it looks
     moments    what came first, in sentences
     history    layers x checks: norms, baselines, departures
     thin       long series and big tables made small without losing an extreme
     axes, svg, png, palette, strips     drawing
-    timeline, heatmap, frames, curves, tables   the sections of the page
+    timeline, marks, heatmap, frames, curves, tables   the sections of the page
     html, text, document                the three outputs
 """
 

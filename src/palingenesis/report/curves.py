@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from palingenesis.report.axes import Scale, decade_ticks, padded, step_ticks, x_axis, y_axis
-from palingenesis.report.episodes import Episode
+from palingenesis.report.episodes import CHANGED, Episode, over_in_words
 from palingenesis.report.history import History
 from palingenesis.report.moments import Moment, diagnosis_in_words, tell_alarm, tell_briefly
 from palingenesis.report.strips import Strip, describe_strips, draw_strips, legend_of, strips_height
@@ -33,6 +33,13 @@ _COLUMNS = 320
 _LEAST_SPAN = 1.0
 _TOLD = 3
 
+FLAGS = {
+    "alarm": "M-5.5 -11L5.5 -11L0 -2Z",
+    "clear": "M-5.5 -11L5.5 -11L0 -2Z",
+    "accepted": "M-4.5 -11H4.5V-2H-4.5Z",
+}
+"""Outlines of the marks above a curve, by kind."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -47,7 +54,7 @@ class Curve:
 
 
 def order_of_layers(episodes: Sequence[Episode], moments: Sequence[Moment]) -> list[str]:
-    """Alarmed layers: origins of incidents first, then by the step at which they left their range."""
+    """Alarmed layers: of incidents those to look at first, then by the step at which they left range."""
     origins = {moment.layer for moment in moments if moment.kind == "incident"}
     live = sorted((e for e in episodes if not e.superseded), key=lambda e: (e.layer not in origins, e.since))
     return list(dict.fromkeys(episode.layer for episode in live))
@@ -136,10 +143,10 @@ def _band(x: Floats, upper: Floats, lower: Floats) -> list[Markup]:
 def _shade(episode: Episode, start: float, end: float, bottom: float) -> Markup:
     width = (end - start) or 1.0
     until = end if episode.cleared_step is None else episode.cleared_step
-    over = "" if episode.cleared_step is None else f", cleared at step {step_number(episode.cleared_step)}"
+    what = diagnosis_in_words(episode.diagnosis)
     return element(
         "rect",
-        hover(f"{diagnosis_in_words(episode.diagnosis)} from step {step_number(episode.since)}{over}"),
+        hover(f"{what} from step {step_number(episode.since)}, {over_in_words(episode)}"),
         x=percent((episode.since - start) / width),
         y=_TOP,
         width=percent(max(0.002, (until - episode.since) / width)),
@@ -149,15 +156,19 @@ def _shade(episode: Episode, start: float, end: float, bottom: float) -> Markup:
 
 
 def _mark(episode: Episode, start: float, end: float) -> Markup:
-    """A filled triangle at the alarm, an open one at its clearing."""
+    """A filled triangle at the alarm; at its end an open one, or a square where its level was accepted.
+
+    Where it turned into another alarm, that one's triangle stands there already.
+    """
     width = (end - start) or 1.0
     places = [(episode.step, "alarm", f"alarm at step {step_number(episode.step)}")]
-    if episode.cleared_step is not None:
-        places.append((episode.cleared_step, "clear", f"cleared at step {step_number(episode.cleared_step)}"))
+    if episode.cleared_step is not None and episode.ended != CHANGED:
+        kind = "accepted" if episode.accepted else "clear"
+        places.append((episode.cleared_step, kind, over_in_words(episode)))
     return Markup("").join(
         element(
             "svg",
-            element("path", hover(words), d="M-5.5 -11L5.5 -11L0 -2Z", class_=f"flag {kind}"),
+            element("path", hover(words), d=FLAGS[kind], class_=f"flag {kind}"),
             x=percent((step - start) / width),
             y=_TOP,
             class_="open",
@@ -171,6 +182,7 @@ def describe_missing(shown: int, all_layers: int) -> str | None:
     if shown >= all_layers:
         return None
     return (
-        f"Curves of {shown} of {count(all_layers, 'alarmed layer')} are drawn: origins of incidents first, "
-        f"then by the step at which they left their range. {all_layers - shown:,} more are in the tables."
+        f"Curves of {shown} of {count(all_layers, 'alarmed layer')} are drawn: of incidents those to look at "
+        f"first, then by the step at which they left their range. {all_layers - shown:,} more are in the "
+        "tables."
     )

@@ -24,21 +24,27 @@ def to_json(run: Run) -> dict[str, Any]:
     ``sentence``          the fact that decided it
     ``run``               ``folder``, ``last_step`` and what run.json holds: ``name``, ``run_id``, ``start``,
                           ``end`` (null while the run has none), ``model``, ``optimizer``, ``config`` …
-    ``counts``            ``alarms, alarms_cleared, loss_spikes, nonfinite, skipped_steps, checks,
+    ``counts``            ``alarms, alarms_cleared`` (back in range), ``alarms_accepted`` (out of range until
+                          that became the new normal), ``loss_spikes, nonfinite, skipped_steps, checks,
                           checks_without_gradients``
     ``first``             what went wrong, in the order in which it began: ``step, severity, kind, layer``
                           (or null) and a ``sentence`` for people
     ``alarms``            one entry an episode: ``layer, diagnosis, step`` (of the alarm), ``since`` (first
-                          check out of range), ``cleared_step`` (or null), ``cleared_reason, parameter, value,
-                          baseline`` (log10 norms), ``std, sigma, relative, cause, incident, superseded`` (the
-                          step was run again after a resume)
-    ``incidents``         alarms that began together: ``incident, step, origin, layers, diagnosis, alarms,
-                          why``
+                          check out of range), ``cleared_step`` (or null), ``ended`` (``in_range``,
+                          ``level_accepted``, ``changed`` into another alarm, or null while it has not),
+                          ``parameter, value, baseline`` (log10 norms), ``std, sigma, relative, cause,
+                          incident, superseded`` (the step was run again after a resume)
+    ``incidents``         alarms that began together: ``incident, step, origin`` (the layer to look at first),
+                          ``layers, diagnosis, alarms, why``
+    ``unconfirmed``       layers out of range at the last check, too late for an alarm: ``step, layer,
+                          diagnosis``
     ``events``            every event of the record with its own fields, ``seq`` and ``time``
     ``monitored``         ``layers`` watched, ``not_watched`` (layer and reason), ``checks``,
-                          ``checks_without_gradients``, ``first_judged_step`` (null: no alarm could fire),
-                          ``guard_every_step``, ``gradients``, ``loss`` (whether one was seen),
-                          ``signal_unavailable`` and ``problems`` (lines of the record that cannot be read)
+                          ``checks_without_gradients``, ``first_judged_step`` (null: no layer was judged),
+                          ``alarms_possible_from`` (null: no alarm could fire), ``not_optimized`` (parameters
+                          that train, but that no optimizer holds), ``guard_every_step``, ``gradients``,
+                          ``loss`` (whether one was seen), ``signal_unavailable`` and ``problems`` (what
+                          cannot be read of the record, and which events it lacks)
     ====================  ======================================================================
 
     Numbers that JSON cannot hold are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
@@ -63,6 +69,10 @@ def to_json(run: Run) -> dict[str, Any]:
         "incidents": [
             {"step": event.step, **{key: event.fields.get(key) for key in _INCIDENT}}
             for event in facts.of_kind("incident")
+        ],
+        "unconfirmed": [
+            {"step": step, "layer": layer, "diagnosis": diagnosis}
+            for step, layer, diagnosis in facts.unconfirmed
         ],
         "events": [_event(event) for event in facts.events],
         "monitored": _monitored(facts),
@@ -101,6 +111,8 @@ def _monitored(facts: Facts) -> dict[str, Any]:
         "checks": facts.counts["checks"],
         "checks_without_gradients": facts.counts["checks_without_gradients"],
         "first_judged_step": facts.first_judged_step,
+        "alarms_possible_from": facts.alarms_possible_from,
+        "not_optimized": facts.not_optimized,
         "guard_every_step": facts.config.guard_every_step,
         "gradients": facts.info.get("gradients"),
         "loss": bool(facts.loss_given.any()),
@@ -108,5 +120,5 @@ def _monitored(facts: Facts) -> dict[str, Any]:
             {"step": e.step, "signal": e.signal, "reason": e.reason, "layers": e.layers}
             for e in facts.of_kind("signal_unavailable")
         ],
-        "problems": list(facts.problems),
+        "problems": [*facts.problems, *([facts.lacking] if facts.lacking else [])],
     }

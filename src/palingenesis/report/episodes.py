@@ -1,4 +1,4 @@
-"""Alarms paired with their clearing: an episode has a beginning and, perhaps, an end.
+"""Alarms paired with what ended them: an episode has a beginning and, perhaps, an end.
 
 After a resume, steps may be run again. The alarms of steps that were are marked ``superseded``: they stay
 in the table of events, and are kept out of everything that speaks of how the run is now.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from palingenesis.events import Event
+from palingenesis.report.words import step_number
 
 DIAGNOSES = {
     "no_gradient": "no gradient",
@@ -18,13 +19,17 @@ DIAGNOSES = {
     "never_trained": "never trained",
 }
 
+IN_RANGE = "in_range"
+"""``ended`` of an alarm whose layer came back into its range."""
+ACCEPTED = "level_accepted"
+"""``ended`` of an alarm whose layer stayed out of range until that became its normal."""
 CHANGED = "changed"
-"""``cleared_reason`` of an alarm that turned into another one."""
+"""``ended`` of an alarm that turned into another one."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One alarm of one layer, from its first check out of range to the check that cleared it."""
+    """One alarm of one layer, from its first check out of range to the check that ended it."""
 
     layer: str
     diagnosis: str
@@ -33,7 +38,9 @@ class Episode:
     since: int
     """The step of the first check out of range."""
     cleared_step: int | None
-    cleared_reason: str | None
+    """The step at which the alarm ended, in whichever way; None while it has not."""
+    ended: str | None
+    """How: ``in_range``, ``level_accepted`` or ``changed``."""
     parameter: str | None
     value: float | None
     """log10 of the norm at the alarm."""
@@ -46,6 +53,11 @@ class Episode:
     cause: str | None
     incident: str | None
     superseded: bool
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it ended only because the monitor took the new level for normal."""
+        return self.ended == ACCEPTED
 
     @property
     def decades(self) -> float | None:
@@ -67,14 +79,22 @@ def pair_alarms(events: Sequence[Event]) -> list[Episode]:
         if event.event == "alarm":
             # An alarm that turns into another, as vanishing into no gradient, is not cleared in between.
             if before is not None and not episodes[before].superseded:
-                episodes[before] = replace(episodes[before], cleared_step=event.step, cleared_reason=CHANGED)
+                episodes[before] = replace(episodes[before], cleared_step=event.step, ended=CHANGED)
             still_open[key] = len(episodes)
             episodes.append(_episode(event))
         elif event.event == "alarm_cleared" and before is not None:
             del still_open[key]
-            reason = event.reason or "in_range"
-            episodes[before] = replace(episodes[before], cleared_step=event.step, cleared_reason=reason)
+            how = str(event.reason or IN_RANGE)
+            episodes[before] = replace(episodes[before], cleared_step=event.step, ended=how)
     return episodes
+
+
+def over_in_words(episode: Episode) -> str:
+    """Whether the alarm is over, and how, in a few words: for captions and tooltips."""
+    if episode.cleared_step is None:
+        return "not cleared"
+    how = {ACCEPTED: "new level accepted", CHANGED: "turned into another alarm"}.get(str(episode.ended))
+    return f"{how or 'cleared'} at step {step_number(episode.cleared_step)}"
 
 
 def _episode(event: Event) -> Episode:
@@ -84,7 +104,7 @@ def _episode(event: Event) -> Episode:
         step=event.step,
         since=int(event.since) if event.since is not None else event.step,
         cleared_step=None,
-        cleared_reason=None,
+        ended=None,
         parameter=event.parameter,
         value=as_float(event.value),
         baseline=as_float(event.baseline),

@@ -47,6 +47,10 @@ class Facts:
     checks_without_gradients: int
     problems: tuple[str, ...]
     """Lines of the record that could not be read."""
+    lacking: str | None
+    """Which events the record lacks, in words."""
+    alarms_possible_from: int | None
+    """The first check at which layers had been judged often enough for an alarm; None: there is none."""
     loss_steps: Floats
     loss: Floats
     loss_given: Bools
@@ -88,12 +92,21 @@ class Facts:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """The counts of the monitor; where the run left none, those that the record shows."""
-        seen = Counter(event.event for event in self.events)
+        """What the record shows, and what the monitor counted where that is more: events may be missing.
+
+        It is less for a run that was resumed, whose monitor counted only what came after.
+        """
+        seen = Counter(event.event for event in self.events if not event.superseded)
         shown = {count: seen[event] for count, event in _COUNTED.items()}
         shown["checks"] = self.checks
         shown["checks_without_gradients"] = self.checks_without_gradients
-        return {**shown, **((self.end or {}).get("counts") or {})}
+        counted = (self.end or {}).get("counts") or {}
+        counts = {**counted, **{name: max(n, _whole(counted.get(name))) for name, n in shown.items()}}
+        # The monitor counts both kinds of end together; a level that was accepted has not come back.
+        accepted = sum(e.accepted for e in self.episodes if not e.superseded)
+        counts["alarms_accepted"] = accepted
+        counts["alarms_cleared"] = max(0, counts["alarms_cleared"] - accepted)
+        return counts
 
     @property
     def not_watched(self) -> list[dict[str, str]]:
@@ -103,8 +116,39 @@ class Facts:
     def open_episodes(self) -> list[Episode]:
         return [e for e in self.episodes if e.cleared_step is None and not e.superseded]
 
+    @property
+    def not_optimized(self) -> list[str]:
+        """Parameters that train but that no optimizer held when the monitor last looked."""
+        found: dict[str, None] = {}
+        for event in self.events:
+            if event.superseded:
+                continue
+            if event.event == "not_optimized":
+                found |= dict.fromkeys(map(str, event.parameters or ()))
+            elif event.event == "parameters_changed":
+                for mended in ("optimized", "frozen", "removed"):
+                    for name in event.fields.get(mended) or ():
+                        found.pop(str(name), None)
+                found |= dict.fromkeys(map(str, event.not_optimized or ()))
+        return list(found)
+
+    @property
+    def unconfirmed(self) -> list[tuple[int, str, str]]:
+        """Step, layer and diagnosis of what was out of range at the last check, too late for an alarm."""
+        return [
+            (event.step, str(layer), str((event.diagnoses or {}).get(layer)))
+            for event in self.of_kind("unconfirmed")
+            if not event.superseded
+            for layer in event.layers or ()
+        ]
+
     def of_kind(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.event == kind]
+
+
+def _whole(value: Any) -> int:
+    """A count as the record holds it; 0 where it is none."""
+    return value if isinstance(value, int) else 0
 
 
 def gather(run: Run) -> Facts:
@@ -124,6 +168,8 @@ def gather(run: Run) -> Facts:
         judged=run.judged,
         checks_without_gradients=run.checks_without_gradients,
         problems=tuple(run.problems),
+        lacking=run.lacking,
+        alarms_possible_from=run.alarms_possible_from,
         loss_steps=loss_steps,
         loss=loss,
         loss_given=given,

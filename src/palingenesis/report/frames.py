@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from palingenesis.report.episodes import Episode
+from palingenesis.report.episodes import Episode, over_in_words
 from palingenesis.report.history import History
 from palingenesis.report.moments import diagnosis_in_words
 from palingenesis.report.svg import element, hover, percent
@@ -56,7 +56,7 @@ def alarm_frames(episodes: Sequence[Episode], history: History, grid: Grid) -> l
     """A frame around every alarm, one around neighbouring rows that share it."""
     place = {name: index for index, name in enumerate(history.norms.names)}
     steps = history.norms.steps
-    shared: dict[tuple[int, int, str], dict[int, Episode]] = {}
+    shared: dict[tuple[int, int, str, bool], dict[int, Episode]] = {}
     for episode in episodes:
         if episode.superseded or episode.layer not in place or not len(steps):
             continue
@@ -67,10 +67,11 @@ def alarm_frames(episodes: Sequence[Episode], history: History, grid: Grid) -> l
         first = min(first, len(steps) - 1)
         last = max(last, first + 1)
         span = (grid.column_of(first), grid.column_of(last - 1) + 1)
-        shared.setdefault((*span, episode.diagnosis), {})[grid.row_of(place[episode.layer])] = episode
+        look = (*span, episode.diagnosis, episode.accepted)
+        shared.setdefault(look, {})[grid.row_of(place[episode.layer])] = episode
     return [
         frame
-        for (first, last, diagnosis), rows in shared.items()
+        for (first, last, diagnosis, _), rows in shared.items()
         for frame in _frames(first, last, diagnosis, rows, grid)
     ]
 
@@ -83,7 +84,10 @@ def _frames(first: int, last: int, diagnosis: str, rows: dict[int, Episode], gri
     for top, bottom in runs(mask):
         episode, others = rows[top], bottom - top
         since = step_number(episode.since)
-        words = f"{visible(episode.layer, 80)}: {diagnosis_in_words(diagnosis)} from step {since}"
+        words = (
+            f"{visible(episode.layer, 80)}: {diagnosis_in_words(diagnosis)} from step {since}, "
+            f"{over_in_words(episode)}"
+        )
         if others:
             words += f", and {count(others, 'more row')} below it"
         height = (bottom - top + 1) * grid.row_height
@@ -97,7 +101,8 @@ def _frames(first: int, last: int, diagnosis: str, rows: dict[int, Episode], gri
         # Around a thin row a frame must not cover what it frames.
         thin = grid.row_height < SMALLEST_FRAME
         halo = [] if thin else [element("rect", **place, class_="frame-halo")]
-        frame = element("rect", **place, class_="frame thin" if thin else "frame")
+        look = f"frame{' thin' if thin else ''}{' accepted' if episode.accepted else ''}"
+        frame = element("rect", **place, class_=look)
         frames.append(element("g", hover(words), *halo, frame))
     return frames
 

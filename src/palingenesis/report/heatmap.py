@@ -39,6 +39,8 @@ class HeatMap:
     notes: list[str]
     alarms: bool
     """Whether there is any frame."""
+    accepted: bool
+    """Whether any of them is of an alarm that ended because its level was accepted."""
     looks: list[tuple[str, str]]
     """Class and meaning of the cells that are no departure, those that occur."""
 
@@ -71,6 +73,7 @@ def draw_heatmap(history: History, episodes: Sequence[Episode], columns: int, ro
         labels=row_labels(grid, norms.names, episodes),
         scale=_scale(),
         alarms=bool(frames),
+        accepted=any(episode.accepted for episode in episodes if not episode.superseded),
         notes=_notes(grid, history, len(frames)),
         looks=[(kind, words) for code, kind, words in _LOOKS if code in occurring],
     )

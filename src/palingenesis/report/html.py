@@ -22,8 +22,9 @@ from markupsafe import Markup
 
 from palingenesis.errors import RecordError
 from palingenesis.record.format import REPORT_FILE
+from palingenesis.record.verify import Verification, in_words
 from palingenesis.report import tables
-from palingenesis.report.curves import describe_missing, draw_curve, order_of_layers
+from palingenesis.report.curves import FLAGS, describe_missing, draw_curve, order_of_layers
 from palingenesis.report.facts import Facts, gather
 from palingenesis.report.heatmap import draw_heatmap
 from palingenesis.report.history import replay
@@ -91,19 +92,19 @@ def render_html(run: Run) -> bytes:
     verification = run.verify()
     page = b""
     for limits in _LIMITS:
-        page = _page(facts, limits, verification.problem)
+        page = _page(facts, limits, verification)
         if len(page) <= LARGEST_PAGE:
             break
     return page
 
 
-def _page(facts: Facts, limits: Limits, problem: str | None) -> bytes:
+def _page(facts: Facts, limits: Limits, verification: Verification) -> bytes:
     style, script = _asset("report.css"), _asset("report.js")
     html = _template().render(
         style=Markup(style),
         script=Markup(script),
         policy=_policy(style, script),
-        **_head(facts, problem),
+        **_head(facts, verification),
         **_drawings(facts, limits),
         events=tables.event_rows(facts, limits.events, limits.name_length),
         monitored=tables.monitored(facts),
@@ -115,7 +116,7 @@ def _page(facts: Facts, limits: Limits, problem: str | None) -> bytes:
     return html.encode("utf-8")
 
 
-def _head(facts: Facts, problem: str | None) -> dict[str, Any]:
+def _head(facts: Facts, verification: Verification) -> dict[str, Any]:
     end = facts.end or {}
     return {
         "name": visible(facts.name, 160),
@@ -130,7 +131,8 @@ def _head(facts: Facts, problem: str | None) -> dict[str, Any]:
         "more_moments": max(0, len(facts.moments) - _MOMENTS_TOLD),
         "figures": tables.key_figures(facts),
         "about": tables.about_run(facts),
-        "problem": None if problem is None else visible(problem),
+        "problem": None if verification.ok else visible(verification.problem),
+        "intact": in_words(verification),
         "unreadable": [visible(p) for p in facts.problems],
     }
 
@@ -151,6 +153,7 @@ def _drawings(facts: Facts, limits: Limits) -> dict[str, Any]:
             draw_curve(f"curve-{i}", layer, history, facts.episodes, start, end)
             for i, layer in enumerate(shown)
         ],
+        "flags": FLAGS,
         "curves_left_out": describe_missing(len(shown), len(alarmed)),
         "layers": tables.layer_rows(history, facts.episodes, limits.layers, limits.name_length),
     }

@@ -70,7 +70,7 @@ def _of_incident(incident: str, events: Sequence[Event], episodes: Sequence[Epis
         (e for e in events if e.event == "incident" and e.incident == incident and not e.superseded), None
     )
     named = None if summary is None else summary.origin
-    origin = next((e for e in members if e.layer == named), min(members, key=lambda e: e.since))
+    origin = first_to_look_at(members, named)
     sentence = tell_alarm(origin)
     others = len(members) - 1
     if others:
@@ -79,12 +79,9 @@ def _of_incident(incident: str, events: Sequence[Event], episodes: Sequence[Epis
             if others > 1
             else " One more layer left its range in the same incident.",
         )
-    if summary is not None and summary.why:
-        sentence += (
-            " ",
-            Name(origin.layer),
-            f" is the likely origin: {_in_words(str(summary.why)).rstrip('.')}.",
-        )
+    if summary is not None and summary.why and origin.layer == named:
+        why = _in_words(str(summary.why)).rstrip(".")
+        sentence += (" Look first at ", Name(origin.layer), f": {why}.")
     return Moment(
         onset=min(episode.since for episode in members),
         severity="warning",
@@ -93,6 +90,11 @@ def _of_incident(incident: str, events: Sequence[Event], episodes: Sequence[Epis
         layer=origin.layer,
         events=len(members) + (summary is not None),
     )
+
+
+def first_to_look_at(members: Sequence[Episode], origin: object) -> Episode:
+    """Of an incident's alarms the one of its ``origin``; where that has none, the one that began first."""
+    return next((e for e in members if e.layer == origin), min(members, key=lambda e: e.since))
 
 
 def _of_event(event: Event) -> Moment:
@@ -104,8 +106,18 @@ def _of_event(event: Event) -> Moment:
         severity=event.severity,
         kind=event.event,
         sentence=_set_apart(event.layer, message),
-        layer=event.layer,
+        layer=layer_of(event),
     )
+
+
+def layer_of(event: Event) -> str | None:
+    """The layer that an event is about; of several the one to look at first."""
+    layer = event.layer
+    if event.event == "incident":
+        layer = event.origin
+    elif event.event == "unconfirmed" and event.layers:
+        layer = event.layers[0]
+    return None if layer is None else str(layer)
 
 
 def tell_alarm(episode: Episode) -> Sentence:
@@ -146,9 +158,9 @@ def _how_it_went(episode: Episode) -> str:
     alarm = "" if episode.step == episode.since else f"; the alarm came at step {step_number(episode.step)}"
     if episode.cleared_step is None:
         return alarm + " and was not cleared." if alarm else ", and this was not cleared."
-    if episode.cleared_reason == "level_accepted":
+    if episode.accepted:
         end = f"the new level was accepted at step {step_number(episode.cleared_step)}"
-    elif episode.cleared_reason == CHANGED:
+    elif episode.ended == CHANGED:
         end = f"turned into another alarm at step {step_number(episode.cleared_step)}"
     else:
         end = f"was cleared at step {step_number(episode.cleared_step)}"

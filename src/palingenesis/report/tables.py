@@ -15,10 +15,11 @@ from palingenesis.report.episodes import Episode
 from palingenesis.report.facts import Facts
 from palingenesis.report.heatmap import describe_value
 from palingenesis.report.history import History
-from palingenesis.report.moments import diagnosis_in_words
+from palingenesis.report.moments import diagnosis_in_words, layer_of
 from palingenesis.report.words import count, duration, moment, number, step_number, times, visible, whole
 
 _LONG_MESSAGE = 320
+_LONG_NAME, _NAMED = 80, 6
 _SEVERITIES = ("critical", "warning", "info")
 
 
@@ -75,11 +76,12 @@ def event_rows(facts: Facts, most: int, name_length: int) -> Rows:
 
 
 def _event_row(event: Event, name_length: int) -> EventRow:
+    layer = layer_of(event)
     return EventRow(
         step=step_number(event.step),
         event=event.event.replace("_", " "),
         severity=event.severity,
-        layer=visible(event.layer, name_length) if event.layer else "",
+        layer=visible(layer, name_length) if layer else "",
         message=visible(event.message, max(_LONG_MESSAGE, name_length)),
         superseded=bool(event.superseded),
     )
@@ -90,7 +92,8 @@ def layer_rows(history: History, episodes: Iterable[Episode], most: int, name_le
     alarms: dict[str, list[str]] = {}
     for episode in episodes:
         if not episode.superseded:
-            alarms.setdefault(episode.layer, []).append(diagnosis_in_words(episode.diagnosis))
+            what = diagnosis_in_words(episode.diagnosis) + (" (accepted)" if episode.accepted else "")
+            alarms.setdefault(episode.layer, []).append(what)
     norms = history.norms
     layers = range(len(norms.names))
     worst = np.fmax.reduce(np.abs(history.departure), axis=0, initial=-1.0)
@@ -169,12 +172,11 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
     """The figures at the head of the page: what, how many, and a remark."""
     counts = facts.counts
     finite = facts.loss[np.isfinite(facts.loss)]
-    still_open = len(facts.open_episodes)
     figures = [
         ("Steps", step_number(facts.last_step), _took(facts)),
         ("Checks", f"{counts['checks']:,}", _judged(facts)),
         ("Layers watched", f"{len(facts.layers):,}", _skipped_layers(facts)),
-        ("Layer alarms", f"{counts['alarms']:,}", f"{still_open:,} not cleared" if counts["alarms"] else ""),
+        ("Layer alarms", f"{counts['alarms']:,}", _alarms_now(facts)),
         ("Loss spikes", f"{counts['loss_spikes']:,}", ""),
         (
             "Non-finite",
@@ -196,9 +198,17 @@ def _took(facts: Facts) -> str:
 def _judged(facts: Facts) -> str:
     if not facts.checks:
         return ""
-    if facts.first_judged_step is None:
-        return "all in the warm-up"
-    return f"alarms possible from step {step_number(facts.first_judged_step)}"
+    if facts.alarms_possible_from is None:
+        return "too few for an alarm"
+    return f"alarms possible from step {step_number(facts.alarms_possible_from)}"
+
+
+def _alarms_now(facts: Facts) -> str:
+    if not facts.counts["alarms"]:
+        return ""
+    accepted = facts.counts["alarms_accepted"]
+    told = f"{len(facts.open_episodes):,} not cleared"
+    return f"{told}, {accepted:,} accepted" if accepted else told
 
 
 def _skipped_layers(facts: Facts) -> str:
@@ -225,6 +235,11 @@ def monitored(facts: Facts) -> list[tuple[str, str]]:
             _GRADIENTS.get(str(facts.info.get("gradients")), "not known whether they were clipped first"),
         ),
         ("Loss", _loss_answer(facts)),
+        ("Parameters that train but are in no optimizer", _strays(facts)),
+        (
+            "Out of range at the last check, with no second one to confirm it",
+            _named([f"{layer} ({diagnosis_in_words(what)})" for _, layer, what in facts.unconfirmed]),
+        ),
         ("Steps skipped by the gradient scaler", f"{counts['skipped_steps']:,}"),
     ]
     resumed = facts.info.get("resumed_from") or []
@@ -239,6 +254,18 @@ _GRADIENTS = {
 }
 
 
+def _strays(facts: Facts) -> str:
+    if not (facts.info.get("optimizer") or {}).get("groups"):
+        return "not known: the monitor was given no optimizer"
+    return _named(facts.not_optimized)
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(visible(name, _LONG_NAME) for name in names[:_NAMED])
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{shown}{more}" if names else "none"
+
+
 def _layers_answer(facts: Facts) -> str:
     watched = len(facts.layers)
     model = facts.info.get("model") or {}
@@ -247,9 +274,14 @@ def _layers_answer(facts: Facts) -> str:
 
 
 def _alarms_answer(facts: Facts) -> str:
-    if facts.first_judged_step is None:
-        return f"never: the baseline needs {facts.config.warmup} checks with gradients"
-    return f"from step {step_number(facts.first_judged_step)}, when the first baseline was finished"
+    if facts.alarms_possible_from is None:
+        config = facts.config
+        return (
+            f"never: a baseline needs {count(config.warmup, 'check')} with gradients, an alarm "
+            f"{config.consecutive} more"
+        )
+    first, judged = step_number(facts.alarms_possible_from), count(facts.config.consecutive, "check")
+    return f"from step {first}, after {judged} against a finished baseline"
 
 
 def _never_judged(facts: Facts) -> str:

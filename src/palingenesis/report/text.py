@@ -86,6 +86,8 @@ def _alarms(facts: Facts, width: int) -> str:
 
 def _cells(episode: Episode) -> tuple[str, str, str, str, str]:
     cleared = "not cleared" if episode.cleared_step is None else step_number(episode.cleared_step)
+    if episode.accepted:
+        cleared = f"accepted {cleared}"
     layer = visible(episode.layer if episode.parameter is None else f"{episode.layer} ({episode.parameter})")
     what = diagnosis_in_words(episode.diagnosis)
     return layer, visible(what), step_number(episode.since), step_number(episode.step), cleared
@@ -109,7 +111,7 @@ def _list(episodes: list[Episode], width: int) -> list[str]:
     lines = []
     for episode in episodes:
         layer, diagnosis, since, step, cleared = _cells(episode)
-        over = cleared if episode.cleared_step is None else f"cleared {cleared}"
+        over = cleared if episode.cleared_step is None or episode.accepted else f"cleared {cleared}"
         lines.append(f"  {_cut(layer, width - 2)}")
         lines.append(_wrap(f"{diagnosis} since {since}, alarm {step}, {over}", width, "    ", "    "))
     return lines
@@ -128,13 +130,18 @@ def _counts(facts: Facts, width: int) -> str:
     parts = [
         count(counts["checks"], "check"),
         f"{count(len(facts.layers), 'layer')} watched",
-        f"{count(counts['alarms'], 'alarm')} ({counts['alarms_cleared']:,} cleared)",
+        f"{count(counts['alarms'], 'alarm')} ({_how_ended(counts)})",
         count(counts["loss_spikes"], "loss spike"),
         f"{counts['nonfinite']:,} non-finite",
         count(counts["skipped_steps"], "skipped step"),
         f"{count(counts['checks_without_gradients'], 'check')} without gradients",
     ]
     return _wrap(", ".join(parts), width)
+
+
+def _how_ended(counts: dict[str, int]) -> str:
+    accepted = f", {counts['alarms_accepted']:,} accepted as a new level" if counts["alarms_accepted"] else ""
+    return f"{counts['alarms_cleared']:,} cleared{accepted}"
 
 
 def _where(facts: Facts, width: int) -> str:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from palingenesis.events import Event
 from palingenesis.report.axes import loss_scale, step_ticks, x_axis, y_axis
 from palingenesis.report.facts import Facts
-from palingenesis.report.moments import diagnosis_in_words
+from palingenesis.report.marks import LANES, Mark, marks_of
 from palingenesis.report.strips import Strip, describe_strips, draw_strips, legend_of, strips_height
 from palingenesis.report.svg import UNITS, element, hover, line_path, percent, picture, stretched, text
 from palingenesis.report.thin import Bools, Floats, strokes
-from palingenesis.report.words import count, number, step_number, tail, visible
+from palingenesis.report.words import count, number, step_number
 
 LOSS_HEIGHT = 190
 _COLUMNS = 720
@@ -25,42 +24,6 @@ _MOST_ROWS = 6
 _MARK_COLUMNS = 240
 _LABEL_ROOM = 0.34
 _MIDDLE = 0.5
-_WIDE_LABEL, _NARROW_LABEL = 30, 14
-
-_ENDINGS = {"nonfinite": "nonfinite_cleared", "loss_spike": "loss_recovered"}
-_LANES = {
-    "nonfinite": "Not finite",
-    "loss_spike": "Loss",
-    "loss_level_shift": "Loss",
-    "gradient_spike": "Gradients between checks",
-    "no_gradients": "Gradients",
-    "global_shift": "Gradients",
-    "level_shift": "Gradients",
-    "clipped_gradients": "Gradients",
-    "skipped_step": "Skipped steps",
-    "skipped_steps": "Skipped steps",
-    "parameters_changed": "Run",
-    "run_resumed": "Run",
-    "run_ended": "Run",
-    "monitor_error": "Run",
-}
-_LABELS = {"nonfinite": "not finite"}
-_USUAL_END = ("run_ended", "info")
-_ALARM_LANE = "Layer alarms"
-_ORDER = (_ALARM_LANE, "Not finite", "Loss", "Gradients between checks", "Gradients", "Skipped steps", "Run")
-
-
-@dataclass
-class _Mark:
-    lane: str
-    severity: str
-    start: float
-    end: float | None
-    """None for something that happened at one step."""
-    label: str
-    short_label: str
-    title: str
-    events: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,8 +38,11 @@ class Drawing:
 def draw_timeline(facts: Facts, start: float, end: float) -> Drawing:
     """The timeline from ``start`` to ``end``."""
     loss, legend, notes, loss_height = _draw_loss(facts, start, end)
-    lanes, lanes_bottom = _draw_lanes(_marks(facts, end), start, end, _TOP + loss_height + 8)
+    marks = marks_of(facts, start, end)
+    lanes, lanes_bottom = _draw_lanes(marks, start, end, _TOP + loss_height + 8)
     first = facts.moments[0] if facts.moments else None
+    if any(mark.accepted for mark in marks):
+        legend.append(("accepted", "alarm that ended because its level was accepted"))
     parts = [element("svg", loss, x="0", y=_TOP, width="100%", height=loss_height, class_="open"), lanes]
     if first is not None:
         parts.append(_draw_first(first.onset, start, end, lanes_bottom))
@@ -163,53 +129,10 @@ def _loss_notes(log: bool, steps: Floats, loss: Floats, beyond: Bools) -> list[s
     return notes
 
 
-def _marks(facts: Facts, end: float) -> list[_Mark]:
-    marks: dict[tuple[object, ...], _Mark] = {}
-    for episode in facts.episodes:
-        if episode.superseded:
-            continue
-        key = (_ALARM_LANE, episode.since, episode.step, episode.cleared_step, episode.diagnosis)
-        if key in marks:
-            marks[key].events += 1
-            continue
-        until = episode.cleared_step
-        over = "not cleared" if until is None else f"cleared at step {step_number(until)}"
-        what = diagnosis_in_words(episode.diagnosis)
-        marks[key] = _Mark(
-            _ALARM_LANE,
-            "warning",
-            episode.since,
-            end if until is None else until,
-            f"{visible(episode.layer, _WIDE_LABEL)}, {what}",
-            tail(episode.layer, _NARROW_LABEL),
-            f"{visible(episode.layer)}: {what} from step {step_number(episode.since)}, alarm at step "
-            f"{step_number(episode.step)}, {over}",
-        )
-    for index, event in enumerate(facts.events):
-        lane = _LANES.get(event.event)
-        if lane is None or event.superseded or (event.event, event.severity) == _USUAL_END:
-            continue
-        last = _end_of(facts.events, index, end)
-        words = f"step {step_number(event.step)}: {visible(event.message, 300)}"
-        label = _LABELS.get(event.event, event.event.replace("_", " "))
-        short = tail(label, _NARROW_LABEL)
-        marks[("event", index)] = _Mark(lane, event.severity, event.step, last, label, short, words)
-    return list(marks.values())
-
-
-def _end_of(events: tuple[Event, ...], index: int, end: float) -> float | None:
-    ending = _ENDINGS.get(events[index].event)
-    if ending is None:
-        return None
-    later = (e for e in events[index + 1 :] if e.event == ending and e.since in (None, events[index].step))
-    found = next(later, None)
-    return end if found is None else float(found.step)
-
-
-def _draw_lanes(marks: list[_Mark], start: float, end: float, top: float) -> tuple[Markup, float]:
+def _draw_lanes(marks: list[Mark], start: float, end: float, top: float) -> tuple[Markup, float]:
     parts: list[Markup] = []
     y = top
-    for lane in _ORDER:
+    for lane in LANES:
         own = sorted((m for m in marks if m.lane == lane), key=lambda m: (m.start, -(m.end or m.start)))
         if not own:
             continue
@@ -223,10 +146,10 @@ def _draw_lanes(marks: list[_Mark], start: float, end: float, top: float) -> tup
     return Markup("").join(parts), y
 
 
-def _pack(marks: list[_Mark], start: float, end: float) -> list[list[_Mark]]:
+def _pack(marks: list[Mark], start: float, end: float) -> list[list[Mark]]:
     """Marks in rows so that they and their labels do not touch; the last row takes what is left."""
     width = (end - start) or 1.0
-    rows: list[list[_Mark]] = []
+    rows: list[list[Mark]] = []
     free: list[float] = []
     for mark in _joined(marks, start, width):
         first = (mark.start - start) / width
@@ -248,13 +171,13 @@ def _pack(marks: list[_Mark], start: float, end: float) -> list[list[_Mark]]:
     return rows
 
 
-def _joined(marks: list[_Mark], start: float, width: float) -> list[_Mark]:
+def _joined(marks: list[Mark], start: float, width: float) -> list[Mark]:
     """Marks of one look that fall on one place become one that says how many it stands for."""
-    joined: dict[tuple[object, ...], _Mark] = {}
+    joined: dict[tuple[object, ...], Mark] = {}
     for mark in marks:
         column = round((mark.start - start) / width * _MARK_COLUMNS)
         until = None if mark.end is None else round((mark.end - start) / width * _MARK_COLUMNS)
-        key = (column, until, mark.severity)
+        key = (column, until, mark.severity, mark.accepted)
         if key in joined:
             joined[key].events += mark.events
         else:
@@ -262,7 +185,7 @@ def _joined(marks: list[_Mark], start: float, width: float) -> list[_Mark]:
     return list(joined.values())
 
 
-def _draw_mark(mark: _Mark, start: float, end: float, y: float) -> Markup:
+def _draw_mark(mark: Mark, start: float, end: float, y: float) -> Markup:
     width = (end - start) or 1.0
     first = (mark.start - start) / width
     more = f" and {mark.events - 1:,} more" if mark.events > 1 else ""
@@ -279,6 +202,10 @@ def _draw_mark(mark: _Mark, start: float, end: float, y: float) -> Markup:
             class_="open",
         )
     )
+    if mark.accepted and mark.end is not None:
+        last = (mark.end - start) / width
+        square = element("path", d="M-4 -4H4V4H-4Z", class_="accepted")
+        inside.append(element("svg", square, x=percent(last), y=y + 7.5, class_="open"))
     if mark.label:
         left = first < _MIDDLE
         inside.extend(
@@ -305,7 +232,8 @@ _SHAPES = {
 
 
 def _draw_first(onset: int, start: float, end: float, bottom: float) -> Markup:
-    at = (onset - start) / ((end - start) or 1.0)
+    # What was so before the first step is marked where the axis begins.
+    at = (max(onset, start) - start) / ((end - start) or 1.0)
     left = at < _MIDDLE
     return element(
         "g",

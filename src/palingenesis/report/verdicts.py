@@ -11,8 +11,8 @@ _MEANINGS = {
     "PARTLY MONITORED": "Some of this run was not seen, so a fault may have gone unnoticed.",
     "WARNING": "Something left its normal range and deserves a look.",
     "INTERRUPTED": "Nothing was found up to where the record stops, and the run did not come to its end.",
-    "UNKNOWN": "No alarm could have fired, so nothing can be said.",
-    "HEALTHY": "Nothing left its normal range at any check.",
+    "UNKNOWN": "Whether this run was well cannot be said.",
+    "HEALTHY": "Alarms could have fired, and none did.",
 }
 
 
@@ -24,16 +24,21 @@ def meaning(facts: Facts) -> str:
 def advice(facts: Facts) -> str:
     """What to do next, where no event says what to look at."""
     config = facts.config
+    if facts.lacking is not None:
+        return (
+            "Run pgs verify on the folder to see what is missing or was changed; what this page shows is "
+            "only what is left of the record."
+        )
     if facts.verdict == "NOT MONITORED":
         return (
             "Call mon.step(loss) after loss.backward() and before the gradients are cleared, and train "
             "again: until then alarms cannot fire."
         )
     if facts.verdict == "UNKNOWN":
-        needed = config.check_every * (config.warmup + 1)
+        needed = config.check_every * (config.warmup + config.consecutive)
         return (
-            f"A baseline needs {count(config.warmup, 'check')} and one more to compare with it, at step "
-            f"{needed:,} with check_every={config.check_every}; this run made "
+            f"A baseline needs {count(config.warmup, 'check')} and an alarm {config.consecutive} more to "
+            f"compare with it, by step {needed:,} with check_every={config.check_every}; this run made "
             f"{count(facts.checks, 'check')} in {count(facts.last_step, 'step')}. Train longer, or set "
             "check_every lower."
         )
@@ -47,6 +52,8 @@ def advice(facts: Facts) -> str:
         return f"An exception ended training at step {last}; look for it in the program's own log."
     if facts.verdict == "PARTLY MONITORED":
         return "See below what was monitored and what was not."
+    if facts.verdict == "HEALTHY" and not facts.loss_given.any():
+        return "No loss was passed to the monitor, so nothing is known of it."
     if facts.verdict == "HEALTHY":
         return "There is nothing to look at first."
     return "The events below are in the order in which they happened."

@@ -145,7 +145,7 @@ def unconfirmed(step: int, diagnoses: dict[str, str], moved: float | None) -> li
     told = []
     if diagnoses:
         first, diagnosis = next(iter(diagnoses.items()))
-        more = f" and {len(diagnoses) - 1} more layers" if len(diagnoses) > 1 else ""
+        more = f" and {len(diagnoses) - 1} more" if len(diagnoses) > 1 else ""
         told.append(f"{first} ({diagnosis}){more} left the normal range")
     if moved is not None:
         told.append(f"all layers moved by a factor of {10 ** abs(moved):,.0f}")

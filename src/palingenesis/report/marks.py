@@ -1,0 +1,143 @@
+"""What the timeline marks below the loss: alarms with their span, and all other events at their step.
+
+Alarms of one incident are one mark, which says at which layer to look first. Other alarms that began and
+ended together share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from palingenesis.events import Event
+from palingenesis.report.episodes import Episode, over_in_words
+from palingenesis.report.facts import Facts
+from palingenesis.report.moments import diagnosis_in_words, first_to_look_at, layer_of
+from palingenesis.report.words import step_number, tail, visible
+
+_WIDE_LABEL, _NARROW_LABEL = 30, 14
+
+_ALARM_LANE = "Layer alarms"
+#: From top to bottom.
+LANES = (_ALARM_LANE, "Not finite", "Loss", "Gradients between checks", "Gradients", "Skipped steps", "Run")
+
+_ENDINGS = {"nonfinite": "nonfinite_cleared", "loss_spike": "loss_recovered"}
+_LANE_OF = {
+    "unconfirmed": _ALARM_LANE,
+    "nonfinite": "Not finite",
+    "loss_spike": "Loss",
+    "loss_level_shift": "Loss",
+    "gradient_spike": "Gradients between checks",
+    "no_gradients": "Gradients",
+    "global_shift": "Gradients",
+    "level_shift": "Gradients",
+    "clipped_gradients": "Gradients",
+    "skipped_step": "Skipped steps",
+    "skipped_steps": "Skipped steps",
+    "not_optimized": "Run",
+    "parameters_changed": "Run",
+    "run_resumed": "Run",
+    "run_ended": "Run",
+    "monitor_error": "Run",
+}
+_LABELS = {"nonfinite": "not finite"}
+_USUAL_END = ("run_ended", "info")
+
+
+@dataclass
+class Mark:
+    """One mark of the timeline."""
+
+    lane: str
+    severity: str
+    start: float
+    end: float | None
+    """None for something that happened at one step."""
+    label: str
+    short_label: str
+    title: str
+    events: int = 1
+    accepted: bool = False
+    """It ended because the monitor took the new level for normal."""
+
+
+def marks_of(facts: Facts, start: float, end: float) -> list[Mark]:
+    """Everything that is marked on the axis from ``start`` to ``end``."""
+    episodes = [episode for episode in facts.episodes if not episode.superseded]
+    marks = [*_of_incidents(facts, episodes, end), *_of_alarms(episodes, end)]
+    for index, event in enumerate(facts.events):
+        lane = _LANE_OF.get(event.event)
+        if lane is None or event.superseded or (event.event, event.severity) == _USUAL_END:
+            continue
+        last = _end_of(facts.events, index, end)
+        words = f"step {step_number(event.step)}: {visible(event.message, 300)}"
+        what = _LABELS.get(event.event, event.event.replace("_", " "))
+        layer = layer_of(event) if event.event == "unconfirmed" else None
+        label = what if layer is None else f"{visible(layer, _WIDE_LABEL)}, {what}"
+        # What was so before the first step is marked where the axis begins.
+        at = max(float(event.step), start)
+        marks.append(Mark(lane, event.severity, at, last, label, tail(what, _NARROW_LABEL), words))
+    return marks
+
+
+def _of_incidents(facts: Facts, episodes: Sequence[Episode], end: float) -> list[Mark]:
+    origins = {e.incident: e.origin for e in facts.of_kind("incident") if not e.superseded}
+    together: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.incident is not None:
+            together.setdefault(episode.incident, []).append(episode)
+    return [_of_incident(members, origins.get(name), end) for name, members in together.items()]
+
+
+def _of_incident(members: Sequence[Episode], origin: object, end: float) -> Mark:
+    first = first_to_look_at(members, origin)
+    ends = [end if e.cleared_step is None else float(e.cleared_step) for e in members]
+    return Mark(
+        _ALARM_LANE,
+        "warning",
+        min(e.since for e in members),
+        max(ends),
+        f"look first at {visible(first.layer, _WIDE_LABEL)}",
+        tail(first.layer, _NARROW_LABEL),
+        f"Incident; look first at {_told(first)}",
+        events=len(members),
+        accepted=all(e.accepted for e in members),
+    )
+
+
+def _of_alarms(episodes: Sequence[Episode], end: float) -> list[Mark]:
+    marks: dict[tuple[object, ...], Mark] = {}
+    for episode in episodes:
+        if episode.incident is not None:
+            continue
+        key = (episode.since, episode.step, episode.cleared_step, episode.ended, episode.diagnosis)
+        if key in marks:
+            marks[key].events += 1
+            continue
+        marks[key] = Mark(
+            _ALARM_LANE,
+            "warning",
+            episode.since,
+            end if episode.cleared_step is None else episode.cleared_step,
+            f"{visible(episode.layer, _WIDE_LABEL)}, {diagnosis_in_words(episode.diagnosis)}",
+            tail(episode.layer, _NARROW_LABEL),
+            _told(episode),
+            accepted=episode.accepted,
+        )
+    return list(marks.values())
+
+
+def _told(episode: Episode) -> str:
+    return (
+        f"{visible(episode.layer)}: {diagnosis_in_words(episode.diagnosis)} from step "
+        f"{step_number(episode.since)}, alarm at step {step_number(episode.step)}, {over_in_words(episode)}"
+    )
+
+
+def _end_of(events: tuple[Event, ...], index: int, end: float) -> float | None:
+    ending = _ENDINGS.get(events[index].event)
+    if ending is None:
+        return None
+    later = (e for e in events[index + 1 :] if e.event == ending and e.since in (None, events[index].step))
+    found = next(later, None)
+    return end if found is None else float(found.step)
