@@ -16,6 +16,7 @@ import tracemalloc
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -732,14 +733,16 @@ def test_memory_is_flat_over_two_thousand_steps(recorded: bool, tmp_path: Path) 
     gc.collect()
     tracemalloc.start()
     gc.collect()
-    before, _ = tracemalloc.get_traced_memory()
-    for _ in range(2000):
-        mon.step(loss)
-    gc.collect()
-    after, _ = tracemalloc.get_traced_memory()
+    held = [tracemalloc.get_traced_memory()[0]]
+    for _ in range(2):
+        for _ in range(1000):
+            mon.step(loss)
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert mon.counts["checks"] == 500
-    assert after - before < 30_000
+    # A leak shows in both halves; what other tests left in the interpreter's free lists, in one at most.
+    assert min(after - before for before, after in pairwise(held)) < 15_000
 
 
 def test_the_model_is_free_after_the_run(tmp_path: Path) -> None:
