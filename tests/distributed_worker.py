@@ -102,7 +102,10 @@ CASES: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[[torch.Tensor]
     "ddp, loss on rank 1": (ddp, other_rank_only),
     "ddp, mixed losses": (ddp, tensor_here_number_there),
     "fully_shard": (sharded, whole),
-    "fully_shard, uneven": (sharded, rank_zero_only),
+    "fully_shard, loss on rank 0": (sharded, rank_zero_only),
+    "fully_shard, failing record": (sharded, whole),
+    "fully_shard, failing look": (sharded, whole),
+    "fully_shard, one rank closes": (sharded, whole),
     "partly sharded": (partly_sharded, whole),
     "FSDP": (flat, whole),
     "FSDP, one flat parameter": (flat_as_one, whole),
@@ -117,7 +120,16 @@ def one(case: str, folder: Path) -> dict[str, Any]:
     # Rank 1 gets a folder of its own, to show that it writes none.
     out = folder / f"{case}-run-{dist.get_rank()}"
     with Monitor(watched.model, watched.optimizer, out, check_every=2, warmup=2) as mon:
+        if case == "fully_shard, failing record" and dist.get_rank() == 0:
+            mon._judge = fail  # type: ignore[method-assign]
+        if case == "fully_shard, failing look" and dist.get_rank() == 1:
+            mon._look = fail  # type: ignore[method-assign]
         watched.steps(mon, loss_of)
+        if case == "fully_shard, one rank closes" and dist.get_rank() == 0:
+            mon.close()
+            dist.barrier()  # rank 1 closes long after
+        elif case == "fully_shard, one rank closes":
+            dist.barrier()
     return {
         "same": watched.weights() == bare.weights() and watched.losses == bare.losses,
         "losses": watched.losses,
@@ -128,13 +140,21 @@ def one(case: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def fail() -> None:
+    """Stands in for a record that one rank alone cannot write."""
+    raise OSError("no space left on device")
+
+
 def exact_norms(run: Run) -> dict[str, float]:
-    """Norm of the last gradient of each layer that is whole on this rank, in double precision."""
+    """Norm of the last gradient of each layer, in double precision; nothing under FSDP's first version."""
+    if isinstance(run.model, FullyShardedDataParallel):
+        return {}
     squares: dict[str, float] = {}
     for name, p in run.model.named_parameters():
-        if p.grad is not None and not hasattr(p.grad, "to_local"):
+        if p.grad is not None:
+            gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
             layer = name.removeprefix("module.").rpartition(".")[0]
-            squares[layer] = squares.get(layer, 0.0) + float(p.grad.double().square().sum())
+            squares[layer] = squares.get(layer, 0.0) + float(gradient.double().square().sum())
     return {layer: square**0.5 for layer, square in squares.items()}
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from palingenesis.errors import ConfigError
 from palingenesis.events import Event
 from palingenesis.layers import Layers, all_parameters, find_layers
+from palingenesis.signals.meeting import agree
 from palingenesis.watch.reading import Bools, Ints
 
 # How many names a message shows; the event's fields hold all of them.
@@ -54,7 +55,7 @@ class Inventory:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Any], patterns: Sequence[str]) -> None:
         self._model, self._optimizers, self._patterns = model, optimizers, patterns
-        self.layers: Layers = find_layers(model, patterns)
+        self.layers: Layers = agree(find_layers(model, patterns))
         self._print = self._fingerprint()
         self._states = self._by_name()
         # id of a parameter to when the forward pass first used it, once that is known.
@@ -122,7 +123,8 @@ class Inventory:
         held = self.optimized()
         trained = np.zeros(len(self.layers.names), dtype=bool)
         for unit, layer in zip(self.layers.units, self.layers.owner, strict=True):
-            trained[layer] |= not self._optimizers or id(unit.parameter) in held
+            # Of what other ranks hold it is not known here.
+            trained[layer] |= not self._optimizers or unit.elsewhere or id(unit.parameter) in held
         return trained
 
     def refresh(self, step: int) -> Event | None:
@@ -134,7 +136,7 @@ class Inventory:
         held = self.optimized()
         still = [p for p in self.layers.parameters.values() if id(p) in held]
         before = self._states
-        self.layers = find_layers(self._model, self._patterns, also=still, may_be_empty=True)
+        self.layers = agree(find_layers(self._model, self._patterns, also=still, may_be_empty=True))
         self._states = self._by_name()
         changed = _differences(before, self._states)
         return _event(step, changed) if any(changed.values()) else None

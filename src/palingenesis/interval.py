@@ -68,7 +68,8 @@ class Gatherer:
 
     def follow(self, layers: Layers) -> None:
         """Go on with changed layers; what the guard saw of the old ones since the last check is dropped."""
-        self.reader = GradientReader(layers, guard=self._config.guard_every_step)
+        config = self._config
+        self.reader = GradientReader(layers, guard=config.guard_every_step, interval=config.check_every)
 
     def note(self, step: int, loss: torch.Tensor | float | None) -> None:
         """Remember when a step was, its loss and its loss scale."""
@@ -85,11 +86,11 @@ class Gatherer:
         """Read a step's gradients on their devices."""
         self.reader.look(step, self._scaler.still_in_gradients)
 
-    def send(self, step: int) -> Interval:
-        """Send what was gathered on its way to the host, and begin anew."""
+    def send(self, step: int, *, last: bool = False) -> Interval:
+        """Send what was gathered on its way to the host, and begin anew; ``last`` waits for no other rank."""
         tapes = {"losses": self._losses, "scales": self._scales}
         extra = {name: tape.buffer for name, tape in tapes.items() if tape.buffer is not None}
-        check = self.reader.send(step, extra)
+        check = self.reader.send(step, extra, last=last)
         times, self._times = self._times, {}
         rate = learning_rate(self._optimizers)
         return Interval(check, self.reader, self._losses.take(), self._scales.take(), times, rate)

@@ -34,12 +34,23 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A parameter, or a known part of one, and the layer it counts for."""
+    """A parameter, or a known part of one, and the layer it counts for.
+
+    Args:
+        parameter: the parameter; where it is sharded, a ``DTensor``.
+        name: its clean name.
+        layer: the layer it counts for.
+        part: which part of it, if not all.
+        holders: how many ranks have it or a shard of it. Known only in ``Layers`` that are ``together``.
+        elsewhere: it lives on other ranks only, and is an empty parameter here.
+    """
 
     parameter: nn.Parameter
     name: str
     layer: str
     part: Part | None = None
+    holders: int = 1
+    elsewhere: bool = False
 
     @property
     def label(self) -> str:
@@ -55,12 +66,15 @@ class Layers:
         units: grouped by layer, in the same order.
         owner: index of each unit's layer.
         not_watched: ``(layer, reason)`` of the rest.
+        together: the ranks agreed on these layers because some are sharded (``signals/meeting.py``): what one
+            rank computes is its share, and the shares have to be added up.
     """
 
     names: tuple[str, ...]
     units: tuple[Unit, ...]
     owner: tuple[int, ...]
     not_watched: tuple[tuple[str, str], ...]
+    together: bool = False
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -97,8 +111,8 @@ def find_layers(
             not_watched[unit.layer] = f"matches none of layers={tuple(patterns)!r}"
         elif not unit.parameter.requires_grad and id(unit.parameter) not in kept:
             not_watched.setdefault(unit.layer, "frozen (requires_grad is off)")
-        elif is_sharded(unit.parameter) or id(unit.parameter) in flat:
-            not_watched[unit.layer] = "sharded: norms over shards are not read yet"
+        elif id(unit.parameter) in flat:
+            not_watched[unit.layer] = "sharded by FSDP's first version, whose flat shards are not read"
         else:
             by_layer.setdefault(unit.layer, []).append(unit)
     sharded = any(reason.startswith("sharded") for reason in not_watched.values())
@@ -133,6 +147,18 @@ def _under_flat_sharding(model: nn.Module) -> set[int]:
     }
 
 
+def block_of(layer: str) -> str:
+    """The block a layer belongs to: its path up to the first number, else its first component.
+
+    ``model.layers.3.self_attn.q_proj`` is of ``model.layers.3``, ``lm_head`` of ``lm_head``.
+    """
+    parts = layer.split("[", 1)[0].split(".")
+    for i, part in enumerate(parts):
+        if part.isdecimal():
+            return ".".join(parts[: i + 1])
+    return parts[0]
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a ``DTensor``, of which this process holds a shard only."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
@@ -157,6 +183,7 @@ def _units(model: nn.Module) -> Iterator[Unit]:
             seen.add(id(parameter))
             layer = _layer_name(model, path, module, name)
             full = f"{path}.{name}" if path else name
+            # A shard's rows may be of any part.
             parts = None if is_sharded(parameter) else parts_of(parent, child, module, name, parameter)
             if parts is None:
                 yield Unit(parameter, full, layer)

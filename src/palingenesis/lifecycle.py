@@ -68,12 +68,13 @@ def clipped_gradients(step: int, norm: float) -> Event:
     return Event("clipped_gradients", step, "info", message, {"norm": norm})
 
 
-def sharded_layers(step: int, layers: Sequence[str]) -> Event:
-    reason = "their parameters are sharded over processes"
+def sharded_layers(step: int, reasons: Mapping[str, str]) -> Event:
+    """Layers whose gradients are sharded in a way that cannot be read, by name."""
+    layers, reason = list(reasons), next(iter(reasons.values()))
     return Event(
         "signal_unavailable",
         step,
         "info",
         f"gradient norms of {len(layers)} layers are not read: {reason}",
-        {"signal": "gradient_norm", "reason": reason, "layers": list(layers)},
+        {"signal": "gradient_norm", "reason": reason, "layers": layers},
     )

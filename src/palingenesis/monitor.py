@@ -108,6 +108,8 @@ class Monitor:
         self._on_the_way: deque[Interval] = deque()
         self._loss_reduced = self._closed = self._order_is_known = False
         self._judged = 0
+        self._changed: Event | None = None
+        self._sent: Interval | None = None
         self._before: Run | None = None
         rank, _ = rank_and_world_size()
         info = describe_run(model, self._inventory.layers, self._optimizers)
@@ -119,7 +121,8 @@ class Monitor:
         self._step = recorded if start_step is None else start_step
         if not self._resuming:
             self._journal.tell([lifecycle.started(name, self._step)])
-        sharded = [layer for layer, reason in self._inventory.layers.not_watched if "sharded" in reason]
+        not_watched = self._inventory.layers.not_watched
+        sharded = {layer: reason for layer, reason in not_watched if reason.startswith("sharded")}
         if sharded:
             self._journal.tell([lifecycle.sharded_layers(self._step, sharded)])
         if stray := self._inventory.not_optimized():
@@ -142,11 +145,26 @@ class Monitor:
                 "step() after close(): make a new Monitor (resume=True goes on with the record)"
             )
         self._step += 1
+        # What only one rank does, such as writing the record, comes last: where layers are sharded, the other
+        # ranks wait for this one's share of them.
+        gathered = self._try(self._note, loss)
+        together = self._inventory.layers.together
+        if self._due:
+            gathered = (gathered or together) and self._try(self._refresh)
+        gathered = (gathered or together) and self._try(self._look)
+        if self._due and (gathered or together):
+            self._try(self._send)
+        self._try(self._judge)
+
+    def _try(self, part: Callable[..., None], *given: Any) -> bool:
+        """Whether a part of a step went well: a failing monitor must never end the run."""
         try:
-            self._look(loss)
-        except Exception as error:  # noqa: BLE001 - a failing monitor must never end the run
+            part(*given)
+        except Exception as error:  # noqa: BLE001 - as above
             self._journal.failed(error, "step", self._step)
             self._gatherer.bound()
+            return False
+        return True
 
     def note_loss(self, loss: torch.Tensor | float) -> None:
         """Remember a loss for the next :meth:`step` that is called without one."""
@@ -255,39 +273,48 @@ class Monitor:
 
     # -- one step ----------------------------------------------------------------------------------------
 
-    def _look(self, loss: torch.Tensor | float | None) -> None:
-        step = self._step
-        if self._resuming:
-            self._resume(step - 1, learn=True)
-        self._arrive(wait=False)
-        if loss is None:
-            loss = self._noted
-        self._noted = None
+    def _note(self, loss: torch.Tensor | float | None) -> None:
+        noted, self._noted = self._noted, None
+        loss = noted if loss is None else loss
+        self._gatherer.note(self._step, loss)
         if isinstance(loss, torch.Tensor):
             self.learn_order(loss)
-            self._tell_if_reduced(loss)
-        self._gatherer.note(step, loss)
-        due = step % self.config.check_every == 0
-        if due:
-            self._follow_changes()
-        if due or self.config.guard_every_step:
-            self._gatherer.look(step)
-        if due:
-            self._on_the_way.append(self._gatherer.send(step))
+            if loss.numel() != 1 and not self._loss_reduced:
+                self._loss_reduced = True
+                self._journal.tell([lifecycle.loss_reduced(self._step, loss.shape)])
+
+    @property
+    def _due(self) -> bool:
+        return self._step % self.config.check_every == 0
+
+    def _refresh(self) -> None:
+        self._changed = self._inventory.refresh(self._step)
+        if self._changed is not None:
+            self._gatherer.follow(self._inventory.layers)
+
+    def _look(self) -> None:
+        if self._due or self.config.guard_every_step:
+            self._gatherer.look(self._step)
+
+    def _send(self) -> None:
+        self._sent = self._gatherer.send(self._step)
+
+    def _judge(self) -> None:
+        if self._resuming:
+            self._resume(self._step - 1, learn=True)
+        self._arrive(wait=False)
+        self._follow_changes()
+        if self._sent is not None:
+            sent, self._sent = self._sent, None
+            self._on_the_way.append(sent)
             self._arrive(wait=False)
 
-    def _tell_if_reduced(self, loss: torch.Tensor) -> None:
-        if loss.numel() != 1 and not self._loss_reduced:
-            self._loss_reduced = True
-            self._journal.tell([lifecycle.loss_reduced(self._step, loss.shape)])
-
     def _follow_changes(self) -> None:
-        changed = self._inventory.refresh(self._step)
+        changed, self._changed = self._changed, None
         if changed is None:
             return
         self._arrive(wait=True)
         self._watchers.follow(self._inventory)
-        self._gatherer.follow(self._inventory.layers)
         if self._journal.writer is not None:
             self._journal.writer.update_info(**describe_layers(self._inventory.layers))
         self._journal.tell([changed])
@@ -359,7 +386,7 @@ class Monitor:
 
     def _close_interval(self) -> None:
         """Judge the steps after the last check: their losses, and what the guard saw."""
-        interval = self._gatherer.send(self._step)
+        interval = self._gatherer.send(self._step, last=True)
         reading, losses, scales = interval.decode()
         scale = self._scaler.scale
         guarded = reading if interval.check.guarded_steps else None

@@ -1,0 +1,396 @@
+"""Stable rank ‖W‖_F²/σ_max(W)² of every weight matrix, from a few products with it and its transpose.
+
+σ_max² is the largest eigenvalue of ``WᵀW`` (or ``WWᵀ``, whichever is smaller), found by block Lanczos with
+full reorthogonalisation and Rayleigh-Ritz (Golub and Van Loan, *Matrix Computations*, §10.3). The products
+are divided by ‖W‖_F on the way, so that the eigenvalue is 1/stable rank itself, and nothing under- or
+overflows.
+
+Some eigenvalue lies within the Ritz residual ‖Az − θz‖ of θ, which is never above the largest. A first call
+iterates until that bounds the error of σ by 0.5%. Later calls start from the last one's vector, for which
+mostly one step does. Another direction that takes the lead brings energy along, which shows in ‖W‖_F and
+starts a search from a random vector; one that takes it by little is found by a longer search, of which every
+matrix has its turn at each eighth call. On CUDA nothing is read: the steps are fixed, and where the residual
+turns out too large, the number is withheld and the next call goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from palingenesis.layers import Layers
+from palingenesis.signals.values import Values
+from palingenesis.signals.weights import (
+    Floats,
+    Matrix,
+    Pair,
+    Shards,
+    matrices,
+    norms_of,
+    outside_of_blocks,
+    packed,
+    unpacked,
+)
+
+NAME = "health/stable_rank"
+
+# Largest Ritz residual relative to the eigenvalue, twice the relative error of σ; and what is aimed at where
+# looking at it costs nothing: among eigenvalues closer than the residual, a larger one may be overlooked.
+TOLERANCE, AIM = 0.01, 0.007
+# Steps: of the last call's vector alone; with a random one, and between two looks at the residual; of a
+# search; of two random ones where the residual cannot be looked at; and at most.
+STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
+SEARCH_EVERY = 8  # calls
+# What projection leaves of a vector below which it is rounding, and the space is exhausted.
+EXHAUSTED = 4e-6
+PIECE = 1 << 22  # elements of half precision that are converted at once
+SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
+KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
+IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
+
+_SEED = 0x5EED
+
+
+class Krylov:
+    """Block Lanczos on a positive semi-definite operator, leading dimensions batched.
+
+    Args:
+        block: ``[..., b, d]``, where to start; a zero row is allowed.
+        narrow: go on with the last row alone.
+    """
+
+    def __init__(self, block: torch.Tensor, *, narrow: bool = False) -> None:
+        self._basis = _orthonormal(block, block[..., :0, :])
+        self._products = block[..., :0, :]
+        self._rows, self._then = block.shape[-2], 1 if narrow else block.shape[-2]
+
+    def next(self) -> torch.Tensor:
+        """The rows ``[..., b, d]`` whose products with the operator are wanted."""
+        if self._products.shape[-2]:
+            self._rows = self._then
+            block = _orthonormal(self._products[..., -self._rows :, :], self._basis)
+            self._basis = torch.cat([self._basis, block], dim=-2)
+        return self._basis[..., -self._rows :, :]
+
+    def absorb(self, product: torch.Tensor) -> None:
+        """Take the operator's product with ``next()``."""
+        self._products = torch.cat([self._products, product], dim=-2)
+
+    def ritz(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Largest Ritz value and its residual norm, ``[...]``; the product with its vector, ``[..., d]``,
+        which is closer to the eigenvector than that is itself."""
+        small = (self._basis @ self._products.mT).double()
+        value, vector = leading((small + small.mT) / 2)
+        vector, value = vector.to(self._basis.dtype).unsqueeze(-2), value.to(self._basis.dtype)
+        product = (vector @ self._products).squeeze(-2)
+        errors = product - value.unsqueeze(-1) * (vector @ self._basis).squeeze(-2)
+        return value, torch.linalg.vector_norm(errors, dim=-1), product
+
+
+def _orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    """Rows of ``block`` made orthonormal, to each other and to the basis; 0 where nothing is left of one."""
+    rows = block[..., :0, :]
+    for row in block.split(1, dim=-2):
+        least = EXHAUSTED * torch.linalg.vector_norm(row, dim=-1, keepdim=True)
+        against = torch.cat([basis, rows], dim=-2)
+        row = row - (row @ against.mT) @ against
+        row = row - (row @ against.mT) @ against  # what cancels in the first leaves rounding behind
+        rows = torch.cat([rows, _unit(row, least)], dim=-2)
+    return rows
+
+
+def _unit(row: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """A row of length 1; 0 if it is no longer than ``least``; NaN if it holds one."""
+    length = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
+    return torch.where(length <= least, 0.0, row / length)
+
+
+def leading(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest eigenvalue, ``[...]``, and its eigenvector, ``[..., k]``, of symmetric ``[..., k, k]`` ≥ 0.
+
+    ``eigh`` asks CUDA whether it worked, which waits; there the matrix is raised to a high power instead
+    (relative error of the value below 1e-4: vectors of nearly equal values may be mixed, which is harmless).
+    """
+    if matrix.device.type == "cpu" and bool(torch.isfinite(matrix).all()):
+        values, vectors = torch.linalg.eigh(matrix)
+        return values[..., -1], vectors[..., -1]
+    return _by_squaring(matrix)
+
+
+def _by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    tiny = torch.finfo(matrix.dtype).tiny
+    power = matrix
+    for _ in range(SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
+        power = power @ power
+    # Every column of the power is the eigenvector times its component: the largest has the least rounding.
+    column = torch.linalg.vector_norm(power, dim=-2).argmax(-1)
+    index = column[..., None, None].expand(*power.shape[:-1], 1)
+    vector = power.gather(-1, index).squeeze(-1)
+    vector = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp_min(tiny)
+    return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector
+
+
+def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """``rows · WᵀW / scale²``: ``[..., b, d]``, in the rows' dtype, a slice of W converted at a time.
+
+    Args:
+        matrix: W, ``[..., m, d]``.
+        rows: ``[..., b, d]``.
+        scale: ``[..., 1, 1]``.
+    """
+    length = max(1, PIECE // max(1, matrix.numel() // max(1, matrix.shape[-2])))
+    result = torch.zeros_like(rows)
+    for piece in matrix.split(length, dim=-2):
+        piece = piece.to(rows.dtype)
+        result += ((rows @ piece.mT) / scale) @ piece
+    return result / scale
+
+
+class _Plan(NamedTuple):
+    """Whether to start from the last call's vector, from how many random ones, and for how many steps."""
+
+    known: bool
+    fresh: int
+    steps: int
+    search: bool = False
+
+
+@dataclass(eq=False)
+class _Progress:
+    """How far the iteration for one matrix, or one stack, has come."""
+
+    matrix: Matrix
+    vector: torch.Tensor | None = None
+    settled: bool = False
+    # Last 1/stable rank and squared norm; read on the CPU only.
+    value: float = 0.0
+    square: float = 0.0
+
+    def plan(self, shards: Shards, norm: torch.Tensor, call: int) -> _Plan:
+        """What this call does. Ranks that share a matrix agree without having read the last result."""
+        look = not shards.summed and norm.device.type == "cpu"
+        before = self.square
+        if look:
+            self.square = float(norm.square().sum())
+        shape = self.matrix.tall().shape
+        if self.vector is None or self.vector.shape != (*shape[:-2], shape[-1]):
+            return _Plan(known=False, fresh=2, steps=WARM if look else COLD)
+        if shards.summed or (call + self.matrix.index) % SEARCH_EVERY == 0:
+            return _Plan(known=True, fresh=1, steps=SEARCH, search=look)
+        if look and self.settled and is_still(self.value, before, self.square):
+            return _Plan(known=True, fresh=0, steps=STILL)
+        return _Plan(known=True, fresh=1, steps=WARM if look or self.settled else COLD)
+
+    def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
+        """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
+        generator.manual_seed(zlib.crc32(f"{_SEED} {call} {self.matrix.unit.label}".encode()))
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        shape = (*like.shape[:-2], plan.fresh, like.shape[-1])
+        block = torch.randn(shape, generator=generator, dtype=dtype, device=like.device)
+        if self.vector is None or not plan.known:
+            return block
+        known = self.vector.to(dtype, copy=True).to(like.device).nan_to_num_(0.0)  # a NaN is not to stay
+        return torch.cat([known.unsqueeze(-2), block], dim=-2)
+
+
+def is_still(value: float, before: float, square: float) -> bool:
+    """Whether no direction can have overtaken one of σ²/‖W‖² = ``value`` by much, for want of new energy."""
+    return abs(square - before) <= value / 2 * before
+
+
+class _Group:
+    """Matrices with equally many columns, whose small products are made together.
+
+    ``members`` are matrices, or one stack; ``norms`` are ``[1, 1]`` each, ``[E, 1, 1]`` of a stack."""
+
+    def __init__(self, members: list[_Progress], tall: list[torch.Tensor], norms: list[torch.Tensor]) -> None:
+        self._members, self._tall = members, tall
+        self._norms = norms[0] if members[0].matrix.stacked else torch.stack(norms)
+
+    def begin(self, plan: _Plan, generator: torch.Generator, call: int) -> None:
+        pairs = zip(self._members, self._tall, strict=True)
+        starts = [one.start(plan, matrix, generator, call) for one, matrix in pairs]
+        block = starts[0] if self._members[0].matrix.stacked else torch.stack(starts)
+        self._scale = torch.where(self._norms == 0, 1.0, self._norms).to(block.dtype)
+        self.space = Krylov(block, narrow=plan.search)
+
+    def products(self) -> torch.Tensor:
+        """``[..., b, d]``, of this rank's rows."""
+        block = self.space.next()
+        if self._members[0].matrix.stacked:
+            return gram(self._tall[0], block, self._scale)
+        terms = zip(self._tall, block.unbind(0), self._scale.unbind(0), strict=True)
+        return torch.stack([gram(matrix, rows, scale) for matrix, rows, scale in terms])
+
+    def end(self) -> None:
+        """Find what is known so far, and remember where to go on."""
+        self._value, self._residual, vectors = self.space.ritz()
+        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        vectors = (vectors / lengths).to(torch.bfloat16)  # as a start that will do
+        # Of a stack one tensor, of others each its own: a view would keep all of them alive.
+        each = [vectors] if self._members[0].matrix.stacked else [one.clone() for one in vectors.unbind(0)]
+        for one, kept, matrix in zip(self._members, each, self._tall, strict=True):
+            one.vector = kept if max(matrix.shape[-2:]) >= KEPT_FROM else None
+
+    def settled(self) -> bool:
+        """Whether no residual is too large; reads the device. A NaN will not get better."""
+        return not bool((self._residual > AIM * self._value).any())
+
+    def found(self) -> list[tuple[_Progress, Pair]]:
+        """Value and residual of each member."""
+        # A norm beyond the products' range would pass for a matrix of zeros.
+        value = (self._value + 0 * self._norms.to(self._value.dtype).reshape(self._value.shape)).double()
+        residual = self._residual.double()
+        if self._members[0].matrix.stacked:  # the worst counts; padded, because a rank may have no expert
+            return [(self._members[0], (F.pad(value, (0, 1)).amax(), F.pad(residual, (0, 1)).amax()))]
+        return list(zip(self._members, zip(value.unbind(), residual.unbind(), strict=True), strict=True))
+
+
+def _grouped(members: list[tuple[_Progress, torch.Tensor]]) -> list[_Group]:
+    """Matrices with equally many columns together; every stack by itself."""
+    groups: dict[tuple[object, ...], list[tuple[_Progress, torch.Tensor, torch.Tensor]]] = {}
+    for one, norm in members:
+        tall = one.matrix.tall()
+        key = (one,) if one.matrix.stacked else (tall.shape[-1], tall.dtype == torch.float64)
+        groups.setdefault(key, []).append((one, tall, norm))
+    return [_Group(*map(list, zip(*group, strict=True))) for group in groups.values()]
+
+
+class Spectrum:
+    """``health/stable_rank/<layer>``, ``_min`` and ``_mean``.
+
+    A layer with several matrices, or with a stack of experts, has the smallest of their ranks. Embeddings
+    and output heads have a value but are no part of ``_min`` and ``_mean``. A matrix of zeros has none.
+
+    Args:
+        layers: what to read.
+        model: the model, to tell convolutions from stacks of experts, and embeddings and heads, by what
+            they are. Without it the latter are told by name, and a tensor of three dimensions is taken
+            for a stack.
+    """
+
+    def __init__(self, layers: Layers, model: nn.Module | None = None) -> None:
+        self._layers = layers
+        self._matrices = [_Progress(matrix) for matrix in matrices(layers, model)]
+        self._outside = outside_of_blocks(layers, model)
+        self._calls = 0
+        self._refused: dict[str, str] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """What is held between calls."""
+        return sum(one.vector.nbytes for one in self._matrices if one.vector is not None)
+
+    @torch.no_grad()
+    def compute(self, norms: Mapping[int, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """1/stable rank and its residual, ``[units]``: this rank's share in the sum over ranks.
+
+        Args:
+            norms: ``WeightNorms.norms`` of these weights, if they are known already.
+
+        Weights sharded by rows or columns take one all-reduce a step of the iteration, stacks of experts
+        sharded by expert one in all; the same in the same order on every rank that holds them.
+        """
+        self._calls += 1
+        self._refused = {}
+        batches: dict[tuple[Shards, torch.device], list[_Progress]] = {}
+        for one in self._matrices:
+            shards = one.matrix.shards()
+            if isinstance(shards, str):
+                self._refused[one.matrix.unit.layer] = shards
+            elif shards is not None:
+                batches.setdefault((shards, one.matrix.local().device), []).append(one)
+        values: dict[int, torch.Tensor] = {}
+        residuals: dict[int, torch.Tensor] = {}
+        for (shards, device), members in batches.items():
+            with torch.autocast(device.type, enabled=False):  # which would round the products
+                scales = norms_of([one.matrix for one in members], device, shards, norms or {})
+                generator = torch.Generator(device)
+                plans: dict[_Plan, list[int]] = {}
+                for i, (one, norm) in enumerate(zip(members, scales, strict=True)):
+                    plans.setdefault(one.plan(shards, norm, self._calls), []).append(i)
+                found: dict[_Progress, Pair] = {}
+                for plan, chosen in plans.items():
+                    for a in range(0, len(chosen), IN_STEP):
+                        some = [(members[i], scales[i]) for i in chosen[a : a + IN_STEP]]
+                        found |= self._solve(plan, some, shards, generator)
+            worst = shards.worst([found[one] for one in members])
+            for one, (value, residual) in zip(members, worst, strict=True):
+                share = 1 / one.matrix.holders if self._layers.together else 1.0
+                values[one.matrix.index], residuals[one.matrix.index] = value * share, residual * share
+        tensors = packed("spectrum/value", values, self._layers)
+        return tensors | packed("spectrum/residual", residuals, self._layers)
+
+    def _solve(
+        self,
+        plan: _Plan,
+        members: list[tuple[_Progress, torch.Tensor]],
+        shards: Shards,
+        generator: torch.Generator,
+    ) -> dict[_Progress, Pair]:
+        """Largest eigenvalue and residual of each, relative to the squared norm."""
+        groups = _grouped(members)
+        for group in groups:
+            group.begin(plan, generator, self._calls)
+        look = not shards.summed and generator.device.type == "cpu"
+        steps, done = plan.steps, 0
+        while True:
+            for _ in range(steps):
+                products = shards.sum([group.products() for group in groups])
+                for group, product in zip(groups, products, strict=True):
+                    group.space.absorb(product)
+            done += steps
+            for group in groups:
+                group.end()
+            if not look or done >= MOST or all(group.settled() for group in groups):
+                break
+            steps = STILL if done < WARM else WARM
+            if plan.search:  # its chain goes on from the random vector only, not from the leading one
+                plan = plan._replace(search=False)
+                for group in groups:
+                    group.begin(plan, generator, self._calls)
+        return {one: pair for group in groups for one, pair in group.found()}
+
+    def decode(self, arrays: Mapping[str, Floats]) -> Values:
+        """The layers' stable ranks. Where a residual is too large, the next call makes more steps."""
+        values = unpacked("spectrum/value", arrays, self._layers)
+        residuals = unpacked("spectrum/residual", arrays, self._layers)
+        ranks: dict[str, float] = {}
+        missing = dict(self._refused)
+        zero: set[str] = set()
+        own = {one.matrix.index: one for one in self._matrices}
+        for i, unit in enumerate(self._layers.units):
+            value, residual, one = float(values[i]), float(residuals[i]), own.get(i)
+            if one is None and value == 0:
+                continue  # no matrix
+            settled = residual <= TOLERANCE * value
+            if one is not None:
+                one.settled, one.value = settled, value
+            if not math.isfinite(value):
+                ranks[unit.layer] = math.nan
+            elif value == 0:
+                zero.add(unit.layer)
+            elif settled:
+                ranks[unit.layer] = float(np.minimum(ranks.get(unit.layer, math.inf), 1 / value))
+            else:
+                missing[unit.layer] = (
+                    f"σ is known to {50 * residual / value:.1f}% so far: more at the next call"
+                )
+        # Of a layer's matrices, one that is not known may be the smallest; one of zeros has no rank.
+        ranks = {layer: rank for layer, rank in ranks.items() if layer not in missing}
+        missing = {layer: "every element is zero" for layer in zero if layer not in ranks} | missing
+        inside = [rank for layer, rank in ranks.items() if layer not in self._outside]
+        ends = (
+            {f"{NAME}_min": float(np.min(inside)), f"{NAME}_mean": float(np.mean(inside))} if inside else {}
+        )
+        unavailable = {f"{NAME}/{layer}": reason for layer, reason in missing.items()}
+        return Values(ends, {NAME: ranks} if ranks else {}, unavailable)

@@ -1,0 +1,44 @@
+"""Starts the workers of ``worker.py`` once for each number of ranks, and keeps what they saw."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 240
+
+
+@functools.cache
+def _all_cases(ranks: int) -> dict[str, list[dict[str, Any]]]:
+    # `--standalone` lets torchrun find a free port.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*command, str(WORKER), folder],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
+        by_rank = [json.loads(file.read_text()) for file in files]
+    return {case: [seen[case] for seen in by_rank] for case in by_rank[0]}
+
+
+def seen(case: str, ranks: int = 2) -> list[dict[str, Any]]:
+    """What each rank saw in a case, in the order of ranks."""
+    found = _all_cases(ranks)[case]
+    errors = [one["error"] for one in found if "error" in one]
+    assert not errors, errors[0]
+    return found
