@@ -49,10 +49,14 @@ class Baseline:
         early = np.flatnonzero(where & (self.count < self.warmup))
         self._early[self.count[early], early] = values[early]
         rate = np.maximum(1.0 / (self.count + 1), self.rate_floor)
-        diff = np.where(where, values - self.mean, 0.0)
-        self.mean += rate * diff
-        self.var = np.where(where, (1 - rate) * (self.var + rate * diff * diff), self.var)
+        diff = values - self.mean
+        learned = (1 - rate) * (self.var + rate * diff * diff)
+        everywhere = bool(where.all())
+        self.mean += rate * (diff if everywhere else np.where(where, diff, 0.0))
+        self.var = learned if everywhere else np.where(where, learned, self.var)
         self.count += where
+        if not early.size:
+            return
         done = early[self.count[early] == self.warmup]
         if done.size:
             middle = np.median(self._early[:, done], axis=0)
@@ -60,11 +64,9 @@ class Baseline:
             self.mean[done] = kept.mean(axis=0)
             self.var[done] = kept.var(axis=0)
 
-    def shift(self, amount: float | Floats, where: Bools | None = None) -> None:
-        """Move the level of channels without touching their spread."""
-        moved = np.where(True if where is None else where, amount, 0.0)
-        self.mean += moved
-        self._early += moved
+    def shift(self, amount: float | Floats, where: Bools) -> None:
+        """Move the level of channels whose warm-up is over, without touching their spread."""
+        self.mean += np.where(where, amount, 0.0)
 
     def restart(self, channel: int, mean: float, var: float) -> None:
         """Accept a new level for one channel."""

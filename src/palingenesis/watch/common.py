@@ -50,7 +50,7 @@ class Departure:
         if not size:
             return 0.0, 0.0
         low, high = (size - 1) // 2, size // 2
-        ordered = np.partition(self.judged, (low, high))
+        ordered = np.partition(self.judged, low if low == high else (low, high))
         return float(ordered[low]), float(ordered[low] + ordered[high]) / 2
 
 
@@ -111,11 +111,15 @@ def out_of_range(departure: Departure, kind: Kind, config: MonitorConfig) -> tup
 
     def beyond(shift: Floats) -> tuple[Bools, Bools]:
         with np.errstate(invalid="ignore"):
-            far = (np.abs(shift) > config.sigma * departure.std) & (np.abs(shift) >= reach)
+            size = np.abs(shift)
+            far = size >= reach
+            if not far.any():  # the ordinary case, worth a short cut
+                return far, far
+            far &= size > config.sigma * departure.std
             return far & (shift < 0), far & (shift > 0)
 
     low, high = beyond(departure.shift - factor)
-    if kind == "common":
+    if kind == "common" and factor:
         raw_low, raw_high = beyond(departure.shift)
         return low & raw_low, high & raw_high
     return low, high

@@ -6,6 +6,7 @@ convergence looks like and only an ``info``; a sudden rise, or a fall too deep f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ class GlobalLevel:
         self._first_outside = float("nan")
         self._outside: list[float] = []
 
-    def check(self, departure: Departure, kind: Kind, apart: list[str]) -> list[Event]:
-        """Judge one check; ``apart`` are the layers that did not take part in the common move."""
+    def check(self, departure: Departure, kind: Kind, apart: Callable[[], list[str]]) -> list[Event]:
+        """Judge one check; ``apart`` names the layers that did not take part in the common move."""
         values = departure.value[np.isfinite(departure.value)]
         if not self.config.common_mode or values.size < self.config.common_mode_min_layers:
             return []
@@ -53,12 +54,12 @@ class GlobalLevel:
             self._outside.append(shift)
         if len(self._outside) < self.config.consecutive:
             return []
-        return [self._accept(departure.step, level, shift, values.size, apart)]
+        return [self._accept(departure.step, level, shift, values.size, apart())]
 
     def _accept(self, step: int, level: float, shift: float, layers: int, apart: list[str]) -> Event:
         jump = self._first_outside - self._last_in_range
         sudden = jump >= self._reach or jump <= -DEEP_FALL
-        self.baseline.shift(level - float(self.baseline.mean[0]))
+        self.baseline.shift(level - float(self.baseline.mean[0]), self.baseline.ready)
         self._outside.clear()
         self._last_in_range = level
         way = "rose" if shift > 0 else "fell"

@@ -79,6 +79,7 @@ class LayerWatch:
         self._departures: deque[common.Departure] = deque(maxlen=config.consecutive)
         self._missing: deque[tuple[Bools, Bools]] = deque(maxlen=config.consecutive)
         self._outside = self._new_baseline(size)
+        self._any_outside = True
         self._last_code = np.zeros(size, dtype=np.int64)
         self._incident, self._incident_step, self._incidents = "", 0, 0
 
@@ -114,7 +115,7 @@ class LayerWatch:
             self.clipped_norm = departure.total
         code, confirmed = self._conditions(kind)
         self._last_code = code
-        events = self.level.check(departure, kind, self._apart(kind, departure, code))
+        events = self.level.check(departure, kind, lambda: self._apart(kind, departure, code))
         cleared = self._clear(reading, code, departure)
         events += self._raise(reading, confirmed, departure, kind)
         events += cleared
@@ -228,10 +229,11 @@ class LayerWatch:
     def _new_unit_alarms(self, reading: CheckReading) -> list[tuple[int, str]]:
         if reading.units is None:
             return []
-        missing = np.ones(len(self.units), dtype=bool)
-        for _, unit_missing in self._missing:
-            missing &= unit_missing
-        missing &= len(self._missing) >= self.config.consecutive
+        missing = self._missing[-1][1].copy()
+        if missing.any():
+            for _, unit_missing in self._missing:
+                missing &= unit_missing
+            missing &= len(self._missing) >= self.config.consecutive
         never = self.unit_presence.never & self._unit_shares
         if not (missing.any() or never.any()):
             return []
@@ -305,6 +307,9 @@ class LayerWatch:
         self, reading: CheckReading, code: Ints, departure: common.Departure, clipping: float
     ) -> list[Event]:
         outside = (code == VANISHING) | (code == EXPLODING)
+        if not (outside.any() or self._any_outside):
+            return []
+        self._any_outside = bool(outside.any())
         self._outside.count[code == IN_RANGE] = 0
         fresh = outside & (self._outside.count == 0)
         self._outside.mean[fresh], self._outside.var[fresh] = departure.value[fresh], 0.0

@@ -43,8 +43,8 @@ class PresenceWatch:
     @property
     def never(self) -> Bools:
         """Channels without any gradient through the whole warm-up."""
-        never: Bools = (self.checks >= self.warmup) & (self.present == 0)
-        return never
+        never: Bools = self.present == 0
+        return never & (self.checks >= self.warmup) if never.any() else never
 
     def update(self, step: int, seen: Presence) -> None:
         """Count one check's presence."""
