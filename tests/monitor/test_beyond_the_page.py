@@ -406,6 +406,20 @@ def test_an_earlier_larger_spike_does_not_hide_later_ones() -> None:
     assert [event.step for event in told if event.event == "loss_spike"] == [601, 901, 1301]
 
 
+@pytest.mark.parametrize(("rate", "most"), [(0.1, 0), (0.02, 8)])
+def test_a_term_that_only_some_batches_have_does_not_ring_for_ever(rate: float, most: int) -> None:
+    noise = torch.Generator().manual_seed(8)
+    watch = LossWatch(MonitorConfig())
+    told = []
+    for check in range(50, 5001, 50):
+        losses = []
+        for step in range(check - 49, check + 1):
+            term = 0.8 if float(torch.rand((), generator=noise)) < rate else 0.0
+            losses.append((step, 0.2 + term + 0.02 * float(torch.randn((), generator=noise))))
+        told += watch.check(losses, check)
+    assert sum(event.event == "loss_spike" for event in told) <= most
+
+
 def test_losses_given_only_now_and_then_are_watched_all_the_same() -> None:
     run = Scripted(check_every=50)
     for step in range(1, 1201):

@@ -7,7 +7,8 @@ spike is more than ``sigma`` standard deviations above the mean and, where that 
 - between two checks many losses are looked at where a check looks at one, so ``sigma`` is raised there until
   the chance of a false spike in the whole interval is that of one check, and so it is while few losses are
   known (Student's t);
-- a spike must exceed the largest recent excursion by half: heavy tails set their own bar;
+- a spike must exceed the largest recent excursion by half: heavy tails set their own bar, and spikes that
+  come again and again (a term that only some batches have) become one;
 - losses that were always positive must be as far out on a logarithmic scale.
 """
 
@@ -32,9 +33,12 @@ EXCURSION = 1.5
 # The largest of many losses is rare, so excursions fade this much more slowly than the mean.
 EXCURSION_FADES = 0.1
 
+# So many spikes within so many losses are the loss's habit.
+HABIT, HABIT_WITHIN = 5, 3 * MEMORY
+
 # At the end of the warm-up, losses further than this many (robust) standard deviations from its median are
-# left out of the first baseline, so that a spike there does not hide later ones.
-WARMUP_OUTLIER = 5.0
+# left out of the first baseline, so that a spike there does not hide later ones; unless they come back often.
+WARMUP_OUTLIER, OFTEN = 5.0, 3
 _MAD_TO_STD = 1.4826
 
 
@@ -82,6 +86,8 @@ class LossWatch:
     spike_since: int = 0
     positive: bool = True
     excursion: float = 0.0
+    seen: int = 0
+    _spikes: list[tuple[int, float]] = field(default_factory=list)
     _loss: _Running = field(default_factory=_Running)
     _log: _Running = field(default_factory=_Running)
     _early: list[float] = field(default_factory=list)
@@ -106,6 +112,7 @@ class LossWatch:
         if not self.ready:
             self._warm_up(step, loss)
             return []
+        self.seen += 1
         # Once the loss has jumped, it is back only when it is below the lower bar of a check.
         tries = self.config.check_every if between and not self.spike_since else 1
         rule = self._spike_rule(loss, corrected_sigma(self.config.sigma, tries, min(self.count, MEMORY)))
@@ -120,7 +127,14 @@ class LossWatch:
         if self.spike_since:
             return []
         self.spike_since = step
+        self._remember(loss - self._loss.mean)
         return [self._spike(step, loss, rule, between=between)]
+
+    def _remember(self, excursion: float) -> None:
+        recent = [(at, size) for at, size in self._spikes if self.seen - at < HABIT_WITHIN]
+        self._spikes = [*recent, (self.seen, excursion)]
+        if len(self._spikes) >= HABIT:
+            self.excursion = max(self.excursion, *(size for _, size in self._spikes))
 
     def _warm_up(self, step: int, loss: float) -> None:
         """Gather the first baseline, for a stretch of steps: losses may be given only now and then."""
@@ -132,8 +146,9 @@ class LossWatch:
         values = np.array(self._early)
         middle = float(np.median(values))
         spread = _MAD_TO_STD * float(np.median(np.abs(values - middle)))
-        kept = values[values <= middle + WARMUP_OUTLIER * spread] if spread > 0 else values
-        self._restart(kept.tolist())
+        out = values > middle + WARMUP_OUTLIER * spread if spread > 0 else np.zeros(len(values), dtype=bool)
+        episodes = int(np.count_nonzero(out[1:] & ~out[:-1])) + int(out[0])
+        self._restart(values.tolist() if episodes >= OFTEN else values[~out].tolist())
         self.ready, self._early = True, []
 
     def _restart(self, values: Sequence[float]) -> None:
@@ -220,7 +235,7 @@ class LossWatch:
 
     # -- state -------------------------------------------------------------------------------------------
 
-    _PLAIN = ("count", "first_step", "ready", "spike_since", "positive", "excursion")
+    _PLAIN = ("count", "first_step", "ready", "spike_since", "positive", "excursion", "seen")
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -229,6 +244,7 @@ class LossWatch:
             "log": [self._log.mean, self._log.var],
             "early": list(self._early),
             "outside": list(self._outside),
+            "spikes": [list(spike) for spike in self._spikes],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -236,3 +252,4 @@ class LossWatch:
             setattr(self, name, state[name])
         self._loss, self._log = _Running(*state["loss"]), _Running(*state["log"])
         self._early, self._outside = list(state["early"]), list(state["outside"])
+        self._spikes = [(int(at), float(size)) for at, size in state["spikes"]]
