@@ -30,6 +30,8 @@ MEMORY = 100
 
 # A spike exceeds the largest recent excursion above the mean by this factor.
 EXCURSION = 1.5
+# The same where the mean is not positive: there no ratio to it protects from noise.
+EXCURSION_ALONE = 2.5
 # The largest of many losses is rare, so excursions fade this much more slowly than the mean.
 EXCURSION_FADES = 0.1
 
@@ -172,7 +174,8 @@ class LossWatch:
     def _spike_rule(self, loss: float, sigma: float) -> str | None:
         """The rule under which ``loss`` is a spike, or ``None``."""
         mean = self._loss.mean
-        if loss <= mean + sigma * self._loss.std or loss <= mean + EXCURSION * self.excursion:
+        excursion = (EXCURSION if mean > 0 else EXCURSION_ALONE) * self.excursion
+        if loss <= mean + sigma * self._loss.std or loss <= mean + excursion:
             return None
         if mean <= 0:
             # A ratio to a mean that is not positive says nothing.
