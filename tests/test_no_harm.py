@@ -539,7 +539,7 @@ def test_a_monitor_that_fails_for_ever_does_not_grow(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("palingenesis.changes.Inventory.refresh", Failing())
     loop = Loop()
     mon = loop.monitor()
-    loop.steps(20, mon)
+    loop.steps(200, mon)
     loss = loop.backward()
     gc.collect()
     tracemalloc.start()

@@ -10,7 +10,7 @@ from torch import nn
 
 from palingenesis.errors import ConfigError
 
-GRADIENTS = ("raw", "clipped", "unknown")
+GRADIENTS = ("raw", "clipped", "unknown", "released")
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
@@ -29,12 +29,18 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise ConfigError(f"out={out!r} is no path: give a folder, or None to keep no record")
     if start is not None and (isinstance(start, bool) or not isinstance(start, int) or start < 0):
         raise ConfigError(f"start_step={start!r} cannot be used: give the number of the last step, 0 or more")
+    last = given["max_steps"]
+    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+        raise ConfigError(
+            f"max_steps={last!r} cannot be used: give the number of the run's last step, or None"
+        )
     if given["scaler"] is not None and not hasattr(given["scaler"], "is_enabled"):
         raise ConfigError(
             f"scaler={given['scaler']!r:.60} is no torch.amp.GradScaler: pass that, or leave it out"
         )
-    if given["on_event"] is not None and not callable(given["on_event"]):
-        raise ConfigError(f"on_event={given['on_event']!r} cannot be called: pass a function of one event")
+    for name, of in (("on_event", "event"), ("on_reading", "reading")):
+        if given[name] is not None and not callable(given[name]):
+            raise ConfigError(f"{name}={given[name]!r} cannot be called: pass a function of one {of}")
     if given["gradients"] not in GRADIENTS:
         raise ConfigError(
             f"gradients={given['gradients']!r} cannot be used: give one of {', '.join(GRADIENTS)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -91,6 +91,55 @@ class MonitorConfig(BaseModel):
         gt=1,
         description="Ratio of a norm between two checks to the layer's usual peak at which its event is a "
         "warning; from factor on it is told as information.",
+    )
+
+    logging_steps: int = Field(1, ge=1, description="Steps between two rows of cheap numbers (tier 1).")
+    tier2_every: int = Field(
+        10, ge=1, description="Steps between two looks at gradient direction, noise and memory (tier 2)."
+    )
+    tier3_every: int = Field(
+        100, ge=1, description="Steps between two looks at the weights: spectrum, norms, drift (tier 3)."
+    )
+    rl_readiness: bool = Field(False, description="Measure the entropy of the model's outputs at tier 1.")
+    entropy_positions: int = Field(
+        64, ge=2, description="Loss-bearing positions of each micro-batch that the entropy is estimated from."
+    )
+    noise_scale: bool = Field(
+        True, description="Estimate the gradient noise scale, by hooks on the steps that tier 2 looks at."
+    )
+    drift: Literal["sketch", "exact", "off"] = Field(
+        "sketch",
+        description="How the distance from the first weights is measured: from a sketch of at most 1% of the "
+        "model's bytes, exactly from a copy, or not at all.",
+    )
+    pretrained: bool | None = Field(
+        None,
+        description="Whether the model knew something before, so that drift is a warning; None to find out.",
+    )
+
+    stable_rank_floor: float = Field(
+        3.0, ge=1, description="Stable rank below which a weight matrix is close to collapse."
+    )
+    imbalance_ceiling: float = Field(
+        100.0, gt=1, description="Ratio of the largest to the smallest norm among like-named matrices."
+    )
+    drift_ceiling: float = Field(
+        0.5, gt=0, description="Distance from the first weights, as a share of their norm, that is too far."
+    )
+    rl_entropy_floor: float = Field(
+        1.0, ge=0, description="Output entropy, in nats, below which a warning is raised."
+    )
+    warning_margin: float = Field(
+        1 / 3,
+        gt=0,
+        lt=1,
+        description="How much worse than before training a number must get, where it was beyond its bound "
+        "from the start, before it is a warning.",
+    )
+    rank_factor: float = Field(
+        1e4,
+        gt=1,
+        description="How many times off the other ranks a rank's own gradient of a layer is named.",
     )
 
     loss_spike_factor: float = Field(

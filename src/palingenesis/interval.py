@@ -14,9 +14,10 @@ from palingenesis.config import MonitorConfig
 from palingenesis.describe import learning_rate
 from palingenesis.layers import Layers, is_sharded
 from palingenesis.scaling import Scaler
+from palingenesis.signals.cosine import Norms
 from palingenesis.signals.gradients import GradientReader, PendingCheck
 from palingenesis.signals.tape import StepTape, TapeCut
-from palingenesis.watch.reading import CheckReading
+from palingenesis.watch.reading import Bools, CheckReading
 
 Series = list[tuple[int, float]]
 
@@ -82,15 +83,21 @@ class Gatherer:
         if scale is not None:
             self._scales.note(step, scale)
 
-    def look(self, step: int) -> None:
-        """Read a step's gradients on their devices."""
-        self.reader.look(step, self._scaler.still_in_gradients)
+    def look(self, step: int, known: Norms | None = None) -> None:
+        """Read a step's gradients on their devices; ``known`` are norms of those that are gone already."""
+        self.reader.look(step, self._scaler.still_in_gradients, known)
 
-    def send(self, step: int, *, last: bool = False) -> Interval:
-        """Send what was gathered on its way to the host, and begin anew; ``last`` waits for no other rank."""
+    def send(self, step: int, *, absent: Bools | None = None, last: bool = False) -> Interval:
+        """Send what was gathered on its way to the host, and begin anew.
+
+        Args:
+            step: the step that ends the interval.
+            absent: units that had no gradient, where that cannot be seen any more.
+            last: nothing comes after it: no other rank is waited for.
+        """
         tapes = {"losses": self._losses, "scales": self._scales}
         extra = {name: tape.buffer for name, tape in tapes.items() if tape.buffer is not None}
-        check = self.reader.send(step, extra, last=last)
+        check = self.reader.send(step, extra, absent=absent, last=last)
         times, self._times = self._times, {}
         rate = learning_rate(self._optimizers)
         return Interval(check, self.reader, self._losses.take(), self._scales.take(), times, rate)

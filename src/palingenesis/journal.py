@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from palingenesis.events import Event
+from palingenesis.reading import Reading
 from palingenesis.record.writer import RecordWriter
 
 log = logging.getLogger("palingenesis")
@@ -27,14 +29,24 @@ class Journal:
 
     Args:
         writer: the record, or ``None`` where there is none (other ranks, an unwritable folder).
-        on_event: called with each event; what it raises becomes a ``monitor_error``.
+        on_event, on_reading: called with each event and each reading; what they raise becomes a
+            ``monitor_error``.
         quiet: log nothing (every rank but the first).
     """
 
     def __init__(
-        self, writer: RecordWriter | None, on_event: Callable[[Event], object] | None, *, quiet: bool
+        self,
+        writer: RecordWriter | None,
+        on_event: Callable[[Event], object] | None,
+        on_reading: Callable[[Reading], object] | None,
+        *,
+        quiet: bool,
     ) -> None:
-        self.writer, self._on_event, self._quiet = writer, on_event, quiet
+        self.writer, self._quiet = writer, quiet
+        self._callbacks: dict[str, Callable[[Any], object] | None] = {
+            "on_event": on_event,
+            "on_reading": on_reading,
+        }
         self.events: list[Event] = []
         self.counts = {
             "alarms": 0,
@@ -63,9 +75,8 @@ class Journal:
             if event.event in _COUNTED:
                 self.counts[_COUNTED[event.event]] += 1
             self._log(event)
-        if self._on_event is not None:
-            for event in told:
-                self._hand_on(event)
+        for event in told:
+            self._hand_on("on_event", event, event.step)
         if broken is not None:
             self.failed(broken, "the record", told[-1].step)
 
@@ -75,17 +86,26 @@ class Journal:
         if not self._quiet and not in_incident:
             log.log(_LEVELS[event.severity], "step %d: %s: %s", event.step, event.event, event.message)
 
-    def _hand_on(self, event: Event) -> None:
-        assert self._on_event is not None
-        try:
-            self._on_event(event)
-        except Exception as error:  # noqa: BLE001 - the callback is anyone's code
-            self._on_event_failed(event, error)
+    def hand_on(self, readings: Sequence[Reading]) -> None:
+        """Hand readings to the caller's ``on_reading``."""
+        for reading in readings:
+            self._hand_on("on_reading", reading, reading.step)
 
-    def _on_event_failed(self, event: Event, error: Exception) -> None:
-        # The callback is the caller's code; it is not called again, so that it cannot fail at every event.
-        self._on_event = None
-        self.failed(error, "on_event", event.step)
+    def note(self, **facts: Any) -> None:
+        """Change what the record says of the run."""
+        if self.writer is not None:
+            self.writer.update_info(**facts)
+
+    def _hand_on(self, name: str, told: object, step: int) -> None:
+        callback = self._callbacks[name]
+        if callback is None:
+            return
+        try:
+            callback(told)
+        except Exception as error:  # noqa: BLE001 - the callback is anyone's code
+            # It is not called again, so that it cannot fail at every event.
+            self._callbacks[name] = None
+            self.failed(error, name, step)
 
     def failed(self, error: Exception, where: str, step: int) -> None:
         """Turn a failure of the monitor itself into one ``monitor_error``; later ones are only counted.

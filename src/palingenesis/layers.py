@@ -11,7 +11,7 @@ Layers are listed in registration order, which is the order of the forward pass 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -80,6 +80,13 @@ class Layers:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters behind the units, by clean name."""
         return {unit.name: unit.parameter for unit in self.units}
+
+    def without(self, parameters: Set[int]) -> Layers:
+        """The same without some parameters, by their ids, and without the layers that then have none."""
+        kept = [unit for unit in self.units if id(unit.parameter) not in parameters]
+        index = {name: i for i, name in enumerate(dict.fromkeys(unit.layer for unit in kept))}
+        owner = tuple(index[unit.layer] for unit in kept)
+        return Layers(tuple(index), tuple(kept), owner, self.not_watched, self.together)
 
 
 def find_layers(

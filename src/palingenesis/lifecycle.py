@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from palingenesis.changes import Inventory
 from palingenesis.events import Event
 from palingenesis.journal import one_line
 from palingenesis.record.format import RECORD_VERSION
+
+#: Why there is no drift in a run that goes on without a record.
+NO_RECORD = "the run goes on without a record, which would hold the weights that it was first started with"
+
+
+def opening(name: str | None, step: int, inventory: Inventory, *, resuming: bool) -> list[Event]:
+    """What is told before the first step; ``run_resumed`` comes when it is known where the run goes on."""
+    events = [] if resuming else [started(name, step)]
+    not_watched = inventory.layers.not_watched
+    sharded = {layer: reason for layer, reason in not_watched if reason.startswith("sharded")}
+    if sharded:
+        events.append(sharded_layers(step, sharded))
+    if stray := inventory.not_optimized():
+        events.append(not_optimized(step, stray))
+    return events
 
 
 def started(name: str | None, step: int) -> Event:
@@ -78,3 +94,19 @@ def sharded_layers(step: int, reasons: Mapping[str, str]) -> Event:
         f"gradient norms of {len(layers)} layers are not read: {reason}",
         {"signal": "gradient_norm", "reason": reason, "layers": layers},
     )
+
+
+def tier3_at_end(step: int, every: int) -> Event:
+    message = (
+        f"the run ends before the first look at its trained weights was due (every {every} steps): they are "
+        f"looked at once, at step {step}; lower tier3_every to see them on the way"
+    )
+    return Event("tier3_at_end", step, "info", message, {"tier3_every": every})
+
+
+def gradients_released(step: int) -> Event:
+    message = (
+        "gradients are freed inside backward: they are read by hooks, on the steps that are looked at; what "
+        "happens between two checks is not seen"
+    )
+    return Event("gradients_released", step, "info", message, {})

@@ -1,4 +1,4 @@
-"""From readings to rows of the record: one of metrics a step, one of layers a check."""
+"""From readings to the record: rows of metrics, one a step, and lines of layers, one a check."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from typing import Any
 import numpy as np
 
 from palingenesis.record.writer import RecordWriter
+from palingenesis.tiers.rows import Rows
 from palingenesis.watch.reading import CheckReading
 
 
-def write_metrics(
-    writer: RecordWriter,
-    times: Mapping[int, float],
-    losses: Sequence[tuple[int, float]],
-    at_check: Mapping[int, dict[str, Any]],
-) -> None:
-    """One row of metrics.jsonl a step, in order.
-
-    Args:
-        writer: the record.
-        times: when each step was, in seconds since the epoch.
-        losses: ``(step, loss)`` of the steps that had one.
-        at_check: what else is known at a check's step.
-    """
+def add_steps(rows: Rows, times: Mapping[int, float], losses: Sequence[tuple[int, float]]) -> None:
+    """Add when steps were, in seconds since the epoch, and the losses of those that had one."""
     known = dict(losses)
     for step, when in times.items():
-        row: dict[str, Any] = {"train/global_step": step, "time": when}
-        if step in known:
-            row["train/loss"] = known[step]
-        writer.metrics(row | at_check.get(step, {}))
+        rows.add(step, {"time": when, "train/loss": known[step]} if step in known else {"time": when})
 
 
 def check_metrics(reading: CheckReading, learning_rate: float | None, *, clipped: bool) -> dict[str, Any]:

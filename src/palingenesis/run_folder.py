@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from palingenesis.errors import RecordBusyError, RecordError, RecordExistsError
-from palingenesis.journal import log
+from palingenesis.journal import Journal, log
 from palingenesis.record.reader import Run, load_run
+from palingenesis.record.start import last_step
+from palingenesis.record.verdict import judge
 from palingenesis.record.writer import RecordWriter
 from palingenesis.watch.replay import replay
 from palingenesis.watchers import Watchers
@@ -35,6 +37,13 @@ def open_record(
         return None
 
 
+def recorded_step(out: str | Path | None, writer: RecordWriter | None, *, resume: bool) -> int:
+    """The step that a run goes on from: the last one recorded, on the ranks that do not write it too."""
+    if writer is not None:
+        return writer.last_step if writer.resumed else 0
+    return last_step(Path(out)) if out is not None and resume else 0
+
+
 def learn_from(run: Run, step: int, watchers: Watchers) -> None:
     """Learn the baselines again from the checks and losses recorded up to ``step``."""
     steps = run.layers["step"]
@@ -53,6 +62,27 @@ def learn_from(run: Run, step: int, watchers: Watchers) -> None:
         watchers.loss.check(
             list(zip(at[known].astype(int).tolist(), loss[known].tolist(), strict=True)), step=0
         )
+
+
+def live_verdict(journal: Journal, before: Run | None, judged: int, consecutive: int, step: int) -> str:
+    """One word on a run as if it ended now.
+
+    Args:
+        journal: what was told and counted.
+        before: the record as it was when the run was resumed.
+        judged: checks at which some layer was judged.
+        consecutive: checks in a row that an alarm needs.
+        step: the last step.
+    """
+    events = journal.events
+    checks, silent = journal.counts["checks"], journal.counts["checks_without_gradients"]
+    if before is not None:
+        events = [*before.events, *events]
+        checks += len(before.judged)
+        silent += before.checks_without_gradients
+        judged += int((before.judged > 0).sum())
+    fired = judged if judged >= consecutive else 0
+    return judge(events, checks, silent, fired, {"reason": "completed", "steps": step}).word
 
 
 def write_report(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from palingenesis.changes import Inventory
 from palingenesis.config import MonitorConfig
+from palingenesis.errors import ConfigError
 from palingenesis.events import Event
 from palingenesis.watch.between import BetweenWatch
 from palingenesis.watch.layer_alarms import LayerWatch
@@ -154,3 +156,19 @@ class Watchers:
         scale = state["last_scale"]
         self._last_scale = (int(scale[0]), float(scale[1])) if scale else None
         self._silent_told = bool(state["silent_told"])
+
+
+@contextlib.contextmanager
+def refused_as_state() -> Iterator[None]:
+    """Turn whatever goes wrong in reading a saved state into one line.
+
+    Raises:
+        ConfigError: the state is none.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"this is no state of a monitor of this version ({type(error).__name__}: {error}): "
+            "pass what Monitor.state_dict() returned"
+        ) from None

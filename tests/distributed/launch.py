@@ -1,4 +1,4 @@
-"""Starts the workers of ``worker.py`` once for each number of ranks, and keeps what they saw."""
+"""Starts the workers of ``worker.py`` once for each group and number of ranks, and keeps what they saw."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
 
+# For every test that starts processes.
+marks = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
+]
+
 
 @functools.cache
-def _all_cases(ranks: int) -> dict[str, list[dict[str, Any]]]:
+def _all_cases(ranks: int, group: str) -> dict[str, list[dict[str, Any]]]:
     # `--standalone` lets torchrun find a free port.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [*command, str(WORKER), folder],
+            [*command, str(WORKER), folder, group],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             capture_output=True,
             text=True,
@@ -36,9 +45,9 @@ def _all_cases(ranks: int) -> dict[str, list[dict[str, Any]]]:
     return {case: [seen[case] for seen in by_rank] for case in by_rank[0]}
 
 
-def seen(case: str, ranks: int = 2) -> list[dict[str, Any]]:
+def seen(case: str, ranks: int = 2, group: str = "signals") -> list[dict[str, Any]]:
     """What each rank saw in a case, in the order of ranks."""
-    found = _all_cases(ranks)[case]
+    found = _all_cases(ranks, group)[case]
     errors = [one["error"] for one in found if "error" in one]
     assert not errors, errors[0]
     return found

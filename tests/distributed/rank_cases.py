@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.gather import of_all_ranks
 from tests.distributed.sharding_cases import Net, Seen, ddp, exact, fsdp
 from torch import nn
 
@@ -17,16 +18,13 @@ from palingenesis.signals.meeting import agree
 from palingenesis.signals.ranks import RankGradients
 
 
-def decoded(ranks: RankGradients, tokens: Any = None) -> Seen:
-    sent = ranks.compute(tokens)
-    values = ranks.decode({name: tensor.numpy() for name, tensor in sent.items()})
+def decoded(ranks: RankGradients) -> Seen:
+    values = ranks.decode(of_all_ranks(ranks.compute()))
     found = ranks.found
     seen: Seen = {"scalars": values.scalars, "unavailable": values.unavailable}
     if found is not None:
         seen |= {
             "norms": found.norms.tolist(),
-            "squares": found.squares.tolist(),
-            "tokens": None if found.tokens is None else found.tokens.tolist(),
             "outliers": [[o.layer, o.rank, o.norm, o.others] for o in found.outliers],
         }
     return seen
@@ -37,7 +35,7 @@ def inputs(rank: int, passes: int) -> list[torch.Tensor]:
     return [torch.randn(4, 4, 6, generator=random) for _ in range(passes)]
 
 
-def own(passes: int, *, no_sync: bool, tokens: Any = None) -> Seen:
+def own(passes: int, *, no_sync: bool) -> Seen:
     """Two optimizer steps; what is heard is of the second."""
     torch.manual_seed(0)
     model = ddp(Net())
@@ -56,7 +54,7 @@ def own(passes: int, *, no_sync: bool, tokens: Any = None) -> Seen:
                 model(x).square().mean().backward()
             bare(x).square().mean().backward()
         if step == 1:
-            found = decoded(ranks, tokens)
+            found = decoded(ranks)
         optimizer.step()
     hooks = [p._backward_hooks for p in model.parameters()]
     found |= {"exact": exact(bare), "names": layers.names, "hooks": sum(map(len, filter(None, hooks)))}
@@ -93,7 +91,7 @@ def vanishing() -> Seen:
             hooks = [p.register_hook(lambda g, f=factor: g * f) for p in inner.odd.parameters()]
         ranks.arm()  # after the hook above, so that it hears what that hook returns
         model(inputs(dist.get_rank(), 1)[0]).square().mean().backward()
-        found[name] = decoded(ranks, torch.tensor(100 + dist.get_rank()))
+        found[name] = decoded(ranks)
         for hook in hooks:
             hook.remove()
     return found
@@ -102,7 +100,6 @@ def vanishing() -> Seen:
 def no_history() -> Seen:
     model = nn.Linear(2, 2)
     ranks = RankGradients(agree(find_layers(model)))
-    dist.barrier()
     ranks.arm()
     (model.weight.sum() * (1.0 if dist.get_rank() == 0 else 1e9)).backward()
     return decoded(ranks)
@@ -112,15 +109,14 @@ def some_silent() -> Seen:
     """A layer that rank 1 does not use, in a model whose gradients the loop averages by itself."""
     model = Net()
     ranks = RankGradients(agree(find_layers(model)))
-    dist.barrier()
     ranks.arm()
     loss = model.up.weight.sum() + (model.odd.weight.sum() if dist.get_rank() == 0 else 0.0)
     loss.backward()
-    return {**decoded(ranks, 3.0 if dist.get_rank() == 0 else None), "names": find_layers(model).names}
+    return {**decoded(ranks), "names": find_layers(model).names}
 
 
 def failing() -> Seen:
-    """The hook fails on rank 1: its backward pass does not, and both ranks get an answer."""
+    """The hook fails on rank 1: its backward pass does not, and rank 0 has what it heard itself."""
     model = ddp(nn.Linear(2, 2))
     ranks = RankGradients(agree(find_layers(model)), model)
     ranks.arm()
@@ -128,21 +124,18 @@ def failing() -> Seen:
         ranks._by_parameter = {}
     model(torch.ones(1, 2)).sum().backward()
     try:
-        return decoded(ranks)
+        return {"told": list(ranks.compute())}
     except KeyError:
         return {"raised": True}
 
 
-def only_one() -> Seen:
+def not_armed() -> Seen:
+    """Rank 1 does not listen, and waits for nobody."""
     model = Net()
+    ranks = RankGradients(agree(find_layers(model)))
     if dist.get_rank() == 0:
-        ranks = RankGradients(agree(find_layers(model)))
         ranks.arm()
-        found = decoded(ranks)
-        dist.barrier()
-        return found
-    dist.barrier()
-    return decoded(RankGradients(agree(find_layers(model))))
+    return {"told": {name: list(own.shape) for name, own in ranks.compute().items()}}
 
 
 def of_shards() -> Seen:
@@ -154,14 +147,14 @@ def of_shards() -> Seen:
 
 CASES: dict[int, dict[str, Callable[[], Seen]]] = {
     2: {
-        "own gradients": lambda: own(1, no_sync=False, tokens=torch.tensor(float(5 + dist.get_rank()))),
+        "own gradients": lambda: own(1, no_sync=False),
         "own gradients under no_sync": lambda: own(3, no_sync=True),
         "own gradients reduced each time": lambda: own(2, no_sync=False),
         "a vanishing rank": vanishing,
         "two ranks without history": no_history,
         "a silent layer": some_silent,
         "a failing hook": failing,
-        "ranks on one rank": only_one,
+        "ranks on one rank": not_armed,
         "ranks of shards": of_shards,
     },
     4: {},

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.gather import of_all_ranks
 from tests.distributed.sharding_cases import Holder, Net, Seen, ddp, fsdp, hsdp
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from palingenesis.layers import find_layers
@@ -17,13 +18,10 @@ from palingenesis.signals.meeting import agree
 from palingenesis.signals.replicas import Replicas
 
 
-def look(model: nn.Module, replicas: Replicas | None = None, *, together: bool = True) -> Seen:
-    if replicas is None:
-        replicas = Replicas(agree(find_layers(model)))
-        if together:
-            dist.barrier()  # as a training step is
+def look(model: nn.Module, replicas: Replicas | None = None) -> Seen:
+    replicas = replicas or Replicas(agree(find_layers(model)))
     sent = replicas.compute()
-    values = replicas.decode({name: tensor.numpy() for name, tensor in sent.items()})
+    values = replicas.decode(of_all_ranks(sent))
     return {
         "scalars": values.scalars,
         "layers": values.layers,
@@ -54,7 +52,6 @@ def trained(wrap: Callable[[Net], nn.Module], steps: int = 3) -> nn.Module:
 def equal_then_not() -> Seen:
     model = trained(ddp)
     replicas = Replicas(agree(find_layers(model)))
-    dist.barrier()
     found = {"equal": look(model, replicas)}
     if dist.get_rank() == 1:
         next_up(model.module.odd.weight, 7)  # type: ignore[union-attr,operator]
@@ -78,19 +75,11 @@ def half_precision_dtensor() -> Seen:
 
 
 def alone() -> Seen:
-    """Made on rank 0 only: it does not wait, and rank 1 is told the same when it comes."""
-    model = Net()
-    if dist.get_rank() == 0:
-        found = look(model, together=False)
-        dist.barrier()
-    else:
-        dist.barrier()
-        found = look(model, together=False)
-    return found
-
-
-def other_parameters() -> Seen:
-    return look(nn.Linear(2, 2) if dist.get_rank() == 0 else nn.Sequential(nn.Linear(2, 2)))
+    """Made on rank 0 only, which waits for nobody."""
+    if dist.get_rank() > 0:
+        return {}
+    found = Replicas(agree(find_layers(Net()))).compute()
+    return {"sent": {name: list(tensor.shape) for name, tensor in found.items()}}
 
 
 def here_and_there() -> Seen:
@@ -100,6 +89,20 @@ def here_and_there() -> Seen:
     mesh = init_device_mesh("cpu", (2,))
     spread = distribute_tensor(torch.tensor([1.0, 2.0, 3.0]), mesh, [Shard(0)])
     return look(Holder(both=torch.full((3,), 1.0 + rank), spread=spread, **stage))
+
+
+def pipeline() -> Seen:
+    """Two stages: the first has two replicas, of which the second differs; the last has none."""
+    rank = dist.get_rank()
+    stages = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
+    values = torch.arange(3.0)
+    if rank < 2:
+        model = Holder(first=distribute_tensor(values, stages[0], [Replicate()]))
+    else:
+        model = Holder(last=distribute_tensor(values, stages[1], [Shard(0)]))
+    if rank == 1:
+        next_up(model.first.to_local(), 0)
+    return look(model)
 
 
 def hsdp_one_differs() -> Seen:
@@ -126,7 +129,10 @@ CASES: dict[int, dict[str, Callable[[], Seen]]] = {
         "replicas in bf16": half_precision_dtensor,
         "replicas on one rank": alone,
         "replicas here and there": here_and_there,
-        "replicas of other models": other_parameters,
     },
-    4: {"replicas of hsdp": hsdp_one_differs, "replicas of four": most_are_right},
+    4: {
+        "replicas of hsdp": hsdp_one_differs,
+        "replicas of four": most_are_right,
+        "replicas of one stage": pipeline,
+    },
 }

@@ -339,16 +339,6 @@ def failing_on_one_rank() -> Seen:
     return found | told(layers, read(reader, 4))
 
 
-def shares() -> Seen:
-    model = Holder(a=sharded(torch.zeros(4)))
-    reader = GradientReader(agree(find_layers(model)), guard=True, interval=1)
-    write(model, 0, {"a": [[1.0, 1.0, 1.0, 1.0]]})
-    reader.look(1)
-    own = {"sketch": torch.full((2, 3), 1.0 + dist.get_rank()), "square": torch.tensor(2.0)}
-    arrays = reader.send(1, {"loss": torch.tensor([7.0])}, shares=own).packet.arrays()
-    return {name: arrays[name].tolist() for name in ("sketch", "square", "loss")}
-
-
 def not_agreed() -> Seen:
     try:
         GradientReader(find_layers(Holder(a=sharded(torch.zeros(4)))), guard=True)
@@ -427,7 +417,6 @@ CASES: dict[int, dict[str, Callable[[], Seen]]] = {
         "monitor on one rank": monitor_on_one_rank,
         "closing on one rank": closing_on_one_rank,
         "failing on one rank": failing_on_one_rank,
-        "shares": shares,
         "not agreed": not_agreed,
         "times": times,
     },

@@ -1,4 +1,4 @@
-"""What one rank does: every case for this number of ranks, started by ``launch.py`` with torchrun."""
+"""What one rank does: every case of a group for this number of ranks, started by ``launch.py`` with torchrun."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.distributed import rank_cases, replica_cases, sharding_cases
+from tests.distributed import patience_cases, rank_cases, reading_cases, replica_cases, sharding_cases
+
+GROUPS = {
+    "signals": (sharding_cases, replica_cases, rank_cases),
+    "readings": (reading_cases,),
+    "patience": (patience_cases,),
+}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, group: str, only: str = "") -> None:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
-    for module in (sharding_cases, replica_cases, rank_cases):
+    for module in GROUPS[group]:
         for name, case in module.CASES[dist.get_world_size()].items():
+            if only not in name:
+                continue
             torch.manual_seed(0)
             try:
                 found[name] = case()
@@ -29,4 +37,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

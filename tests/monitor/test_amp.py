@@ -69,10 +69,10 @@ def test_norms_are_divided_by_the_scale_if_unscale_was_not_called(tmp_path: obje
 def test_a_step_the_scaler_skips_is_a_skipped_step_and_moves_no_baseline() -> None:
     loop = Loop(unscale=True)
     loop.steps(50)
-    before, _ = loop.monitor._watchers.layers.band()
+    before, _ = loop.monitor._judging.watchers.layers.band()
     loop.steps(4)
     loop.step(overflow=True)  # step 55, a check
-    after, _ = loop.monitor._watchers.layers.band()
+    after, _ = loop.monitor._judging.watchers.layers.band()
     assert before.tolist() == after.tolist()
     loop.steps(2)
     loop.step(overflow=True)  # step 58, between two checks

@@ -226,7 +226,7 @@ def test_a_non_finite_value_never_enters_a_baseline() -> None:
             c=math.nan if i % 3 == 0 else 1.0,
             b=math.inf if i % 4 == 0 else 1,
         )
-    mean, std = run.monitor._watchers.layers.band()
+    mean, std = run.monitor._judging.watchers.layers.band()
     assert torch.isfinite(torch.tensor([*mean, *std])).all()
     run.steps(3)
     run.steps(2, c=1e4, loss=50.0)

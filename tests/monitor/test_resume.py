@@ -17,7 +17,7 @@ from palingenesis.errors import ConfigError, RecordExistsError
 
 
 def bands(run: Scripted) -> np.ndarray:
-    return np.array(run.monitor._watchers.layers.band())
+    return np.array(run.monitor._judging.watchers.layers.band())
 
 
 def test_resume_continues_the_record_and_the_baselines(tmp_path: Path) -> None:

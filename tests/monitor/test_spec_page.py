@@ -75,7 +75,7 @@ def test_it_keeps_a_running_mean_and_variance_of_log10_of_the_norm() -> None:
         rate = max(1 / (i + 1), 0.1)
         var = (1 - rate) * (var + rate * (row - mean) ** 2)
         mean = mean + rate * (row - mean)
-    band_mean, band_std = run.monitor._watchers.layers.band()
+    band_mean, band_std = run.monitor._judging.watchers.layers.band()
     np.testing.assert_allclose(band_mean, mean, rtol=1e-6)
     np.testing.assert_allclose(band_std, np.sqrt(var), rtol=1e-5)
 
@@ -159,9 +159,9 @@ def test_one_event_an_episode() -> None:
 def test_out_of_range_values_are_not_added_to_the_baseline() -> None:
     run = Scripted()
     run.steps(20)
-    before, _ = run.monitor._watchers.layers.band()
+    before, _ = run.monitor._judging.watchers.layers.band()
     run.steps(15, b=1e4)
-    after, _ = run.monitor._watchers.layers.band()
+    after, _ = run.monitor._judging.watchers.layers.band()
     assert abs(after[1] - before[1]) < 1e-12
     run.steps(1)
     assert len(run.events("alarm_cleared")) == 1  # judged against the old normal, it is back

@@ -145,6 +145,41 @@ def test_a_change_that_cancels_the_base_weight() -> None:
     assert_right(read(Adapters(model)), model, PREFIX + "wide", model.base_model.model.wide)
 
 
+@pytest.mark.parametrize("left", [1.0, 0.1, 0.01, 1e-3, 1e-5, 1e-6])
+def test_what_little_is_left_of_a_base_weight_is_right_or_withheld(left: float) -> None:
+    """Both terms of the merged weight are larger than their sum: the rest may be rounding."""
+    torch.manual_seed(0)
+    net = nn.Module()
+    net.wide = nn.Linear(30, 40, bias=False)
+    u, v = torch.randn(40, 2), torch.randn(2, 30)
+    net.wide.weight.data = u @ v + left * torch.randn(40, 30)
+    model = adapted(net, target_modules=["wide"], r=2, lora_alpha=2)
+    model.base_model.model.wide.lora_A["default"].weight.data = v.clone()
+    model.base_model.model.wide.lora_B["default"].weight.data = -u
+    values = read(Adapters(model))
+    if left >= 1e-3:
+        assert_right(values, model, PREFIX + "wide", model.base_model.model.wide)
+    else:
+        assert RANK not in values.layers
+        assert "cancel" in values.unavailable[f"{RANK}/{PREFIX}wide"]
+
+
+def test_factors_whose_product_is_out_of_range() -> None:
+    """Either has elements that fp32 holds; their product would be 0, or infinite."""
+    for size in (1e-30, 1e25):
+        model = adapted(target_modules=["wide"])
+        fill(model, size)
+        values = read(Adapters(model))
+        module = copy.deepcopy(model.base_model.model.wide).double()
+        base, change = module.base_layer.weight.detach(), module.get_delta_weight("default").detach()
+        drift = float(torch.linalg.matrix_norm(change / size**2)) * size**2
+        drift /= float(torch.linalg.matrix_norm(base))
+        assert values.layers[DRIFT][PREFIX + "wide"] == pytest.approx(drift, rel=1e-4)
+        assert values.layers[PRODUCT][PREFIX + "wide"] == pytest.approx(
+            exact_rank(change / size**2), rel=1e-4
+        )
+
+
 def test_a_base_weight_that_is_loaded_anew() -> None:
     model = adapted(target_modules=["wide"])
     fill(model)

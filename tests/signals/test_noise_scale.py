@@ -161,8 +161,18 @@ def test_tokens_without_sequences_and_the_other_way_round() -> None:
         scale.add_parts(step, "rank", [1.0, 1.1], 3.0 + 0.01 * step, sequences=[50, 50])
     values, _ = scale.values()
     assert "health/gns" in values.scalars and "health/gns_tokens" not in values.scalars
-    with pytest.raises(ValueError, match="tokens, sequences or both"):
-        scale.add_parts(1, "rank", [1.0, 1.1], 3.0)
+
+
+def test_without_any_sizes_only_the_ratio_to_the_batch_is_told() -> None:
+    sized, unsized = NoiseScale(), NoiseScale()
+    for step in range(9):
+        sized.add_parts(step, "rank", [1.0, 1.1], 3.0 + 0.01 * step, sequences=[50, 50])
+        unsized.add_parts(step, "rank", [1.0, 1.1], 3.0 + 0.01 * step)
+    values, _ = unsized.values()
+    assert set(values.scalars) == {"health/gns_ratio", "health/gns_ratio_se"}
+    expected = sized.values()[0].scalars["health/gns_ratio"]
+    assert values.scalars["health/gns_ratio"] == pytest.approx(expected, rel=1e-12)
+    assert "health/gns" in values.unavailable
 
 
 def test_tokens_counted_from_some_step_on_begin_anew() -> None:

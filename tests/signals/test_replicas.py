@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +126,11 @@ def test_the_largest_group_of_equal_replicas_is_right() -> None:
     first, second = replicas.divergences
     assert (first.layer, first.parameter, first.ranks) == ("0", "0.weight", (0, 4))
     assert second == Divergence("1.in_proj", "1.in_proj_weight", (3,), pytest.approx(2 / 3))  # type: ignore[arg-type]
-    table[:] = table[0]
+    assert replicas.decode({"replicas": table[:1]}).scalars == {}  # one rank alone
+    table[..., 3] = -1
+    assert replicas.decode({"replicas": table}).scalars == {}
+    assert not replicas.divergences
+    table[:] = 0.0
     assert replicas.decode({"replicas": table}).scalars == {METRIC: 0.0}
     assert not replicas.divergences
 
@@ -161,11 +166,9 @@ class TestTwoRanks:
             ["both", "both", [1]]
         ]
 
-    @pytest.mark.parametrize("case", ["replicas on one rank", "replicas of other models"])
-    def test_who_does_not_take_part_is_not_waited_for(self, rank: int, case: str) -> None:
-        found = seen(case)[rank]
-        assert found["sent"] == {}
-        assert "not every rank" in found["unavailable"][METRIC]
+    def test_nobody_is_waited_for(self, rank: int) -> None:
+        expected: list[dict[str, Any]] = [{"sent": {"replicas": [11, 4]}}, {}]
+        assert seen("replicas on one rank")[rank] == expected[rank]
 
 
 class TestFourRanks:
@@ -175,6 +178,11 @@ class TestFourRanks:
         for found in seen("replicas of hsdp", 4):
             assert found["equal"]["scalars"] == {METRIC: 0.0}
             assert [one[:3] for one in found["one ulp"]["divergences"]] == [["down", "down.weight", [3]]]
+
+    def test_ranks_without_replicas_do_not_keep_the_others_from_comparing(self) -> None:
+        for found in seen("replicas of one stage", 4):
+            assert found["sent"] == {"replicas": [2, 4]}
+            assert [one[:3] for one in found["divergences"]] == [["first", "first", [1]]]
 
     def test_the_one_that_differs_from_most(self) -> None:
         for found in seen("replicas of four", 4):

@@ -11,7 +11,6 @@ from tests.distributed.launch import seen
 from torch import nn
 
 from palingenesis.layers import find_layers
-from palingenesis.signals.gradients import GradientReader
 from palingenesis.signals.meeting import Meeting, agree
 from palingenesis.signals.sharding import is_sharded, local, shard_weight
 
@@ -185,11 +184,6 @@ def test_a_rank_that_cannot_read_spoils_one_check_and_not_the_next() -> None:
         assert found["present_steps"] == [2.0]
 
 
-def test_what_else_has_to_be_added_up() -> None:
-    for found in seen("shares"):
-        assert found == {"sketch": [[3.0] * 3] * 2, "square": 4.0, "loss": [7.0]}
-
-
 def test_sharded_layers_have_to_be_agreed_on() -> None:
     for found in seen("not agreed"):
         assert "agree" in found["raised"]
@@ -208,17 +202,8 @@ def test_without_torch_distributed_nothing_changes() -> None:
     layers = find_layers(nn.Linear(2, 2))
     assert agree(layers) is layers
     assert not layers.together
-    assert Meeting("test").held
     assert Meeting("test").wait(60.0)
-    assert not Meeting("test").of_one_mind
     weight = layers.units[0].parameter
     assert local(weight) is weight
     assert not is_sharded(weight)
     assert shard_weight(weight) == 1.0
-
-
-def test_shares_of_one_process_are_the_sums() -> None:
-    reader = GradientReader(find_layers(nn.Linear(2, 2)), guard=True)
-    reader.look(1)
-    arrays = reader.send(1, {}, shares={"sketch": torch.tensor([1.0, 2.0])}).packet.arrays()
-    assert arrays["sketch"].tolist() == [1.0, 2.0]

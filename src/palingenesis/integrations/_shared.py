@@ -31,7 +31,9 @@ StopOn = Literal["warning", "critical"]
 VERDICT_NUMBERS = {word: number for number, word in enumerate(reversed(WORDS))}
 
 # What the callbacks find out by themselves.
-_SET_BY_CALLBACK = frozenset({"self", "model", "optimizer", "out", "scaler", "gradients", "start_step"})
+_SET_BY_CALLBACK = frozenset(
+    {"self", "model", "optimizer", "out", "scaler", "gradients", "start_step", "max_steps"}
+)
 _CONFIG_SHORTCUTS = ("check_every", "warmup", "sigma", "layers")
 
 _STOPPING = {None: (), "critical": ("critical",), "warning": ("warning", "critical")}
@@ -68,7 +70,8 @@ class Session:
     """A monitor for one call of the trainer's ``train`` or ``fit``.
 
     Args:
-        model, optimizer, out, scaler, gradients, start_step: as :class:`~palingenesis.Monitor` takes them.
+        model, optimizer, out, scaler, gradients, start_step, max_steps: as :class:`~palingenesis.Monitor`
+            takes them.
         options: the user's options for it.
         stop_on: least severity of an event that ends training.
         restored: what :meth:`checkpoint` gave, when training goes on from that checkpoint.
@@ -86,6 +89,7 @@ class Session:
         scaler: Any,
         gradients: Gradients,
         start_step: int,
+        max_steps: int | None = None,
         restored: Mapping[str, Any] | None = None,
         go_on: bool = False,
     ) -> None:
@@ -101,7 +105,14 @@ class Session:
         if go_on or (restored is not None and _holds(out, restored.get("run_id"))):
             options.update(resume=True, overwrite=False)
         self.monitor = Monitor(
-            model, optimizer, out, scaler=scaler, gradients=gradients, start_step=start_step, **options
+            model,
+            optimizer,
+            out,
+            scaler=scaler,
+            gradients=gradients,
+            start_step=start_step,
+            max_steps=max_steps,
+            **options,
         )
         self.run_id = self.monitor.run_id
         self.ended = False
@@ -187,10 +198,10 @@ class Session:
 
     # -- what others get to see --------------------------------------------------------------------------
 
-    def values(self) -> dict[str, int]:
-        """What goes into the trainer's own logs."""
+    def values(self) -> dict[str, float]:
+        """What goes into the trainer's own logs: numbers only, as trackers want them."""
         counts = self.monitor.counts
-        return {
+        return self.monitor.latest | {
             "health/alarms_active": len(self._open_alarms),
             "health/alarms": counts["alarms"],
             "health/loss_spikes": counts["loss_spikes"],

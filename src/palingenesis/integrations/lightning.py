@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import importlib
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from palingenesis.errors import ConfigError
+from palingenesis.integrations._outputs import Model, OutputFeed, model_within
 from palingenesis.integrations._shared import Session, StopOn, check_options, missing_extra
 from palingenesis.layers import find_layers
 from palingenesis.monitor import Monitor
@@ -49,7 +51,9 @@ class HealthCallback(Callback):
 
     Every step of the optimizer is one step of the monitor, with the gradients before clipping and the loss of
     the whole accumulation window; with one optimizer it is numbered as ``trainer.global_step`` will be after
-    it.
+    it. Where batches are mappings with ``labels``, tokens are counted from them. Where the configuration has
+    ``rl_readiness``, the entropy of the output is read from a transformers model that is given labels; any
+    other output can be given to ``observe_output`` of :attr:`monitor` in ``training_step``.
 
     Args:
         out: folder of the record; ``None`` keeps none.
@@ -58,7 +62,7 @@ class HealthCallback(Callback):
         optimizer: which of several to watch, by its place in ``configure_optimizers``. Its own steps are
             counted, and only layers that it trains are watched. Two callbacks with two folders watch two.
         **monitor_options: what :class:`~palingenesis.Monitor` takes: ``check_every``, ``warmup``, ``sigma``,
-            ``layers``, ``config``, ``name``, ``on_event``, ``resume``, ``overwrite``.
+            ``layers``, ``config``, ``name``, ``on_event``, ``on_reading``, ``resume``, ``overwrite``.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -85,6 +89,7 @@ class HealthCallback(Callback):
 
     def _forget_run(self) -> None:
         self._session: Session | None = None
+        self._feed: OutputFeed | None = None
         self._scaler: Any = None
         self._watched: Any = None
         self._stepped = False
@@ -137,10 +142,13 @@ class HealthCallback(Callback):
             scaler=self._scaler,
             gradients="raw",
             start_step=start_step,
+            max_steps=_last_step(trainer, pl_module),
             restored=restored,
         )
+        self._feed = OutputFeed(self._session.monitor, _transformers_model, strict=False)
 
     def _end(self, error: BaseException | None) -> None:
+        self._outputs_are_there()
         if self._session is not None:
             self._session.end(error)
 
@@ -155,7 +163,19 @@ class HealthCallback(Callback):
 
     # -- steps -------------------------------------------------------------------------------------------
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._feed is not None:
+            # The mean of the micro-batches' losses is what is minimised, whatever their tokens.
+            self._feed.begin(pl_module, batch, lambda model: 1.0)
+
+    def _outputs_are_there(self) -> None:
+        if self._feed is not None:
+            self._feed.end()
+
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        self._outputs_are_there()
         # Divided by accumulate_grad_batches already, and multiplied by the scale of mixed precision.
         if self._session is not None:
             self._session.monitor.learn_order(loss)
@@ -183,6 +203,7 @@ class HealthCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._outputs_are_there()
         session = self._session
         if session is None or not self._stepped:
             return
@@ -214,6 +235,28 @@ class HealthCallback(Callback):
 def _plain(optimizer: Any) -> Any:
     """The optimizer itself, where Lightning has put its own around it."""
     return getattr(optimizer, "_optimizer", optimizer)
+
+
+def _last_step(trainer: Trainer, module: LightningModule) -> int | None:
+    """The step that training ends with, if it is known."""
+    if len(trainer.optimizers) > 1:
+        return None  # what the trainer counts are the steps of all of them together
+    try:
+        # Of manual optimisation nothing tells how many batches make a step.
+        steps = trainer.estimated_stepping_batches if module.automatic_optimization else trainer.max_steps
+    except Exception:  # noqa: BLE001 - Lightning refuses where the accumulation changes from epoch to epoch
+        steps = trainer.max_steps
+    return int(steps) if 0 < steps < math.inf else None
+
+
+def _transformers_model(module: Any) -> Model:
+    found = model_within(module)
+    # Where the whole of training_step is compiled, a hook would become part of the graph.
+    step = getattr(module, "training_step", None)
+    compiled = getattr(module, "_compiler_ctx", None) is not None or hasattr(
+        step, "_torchdynamo_orig_callable"
+    )
+    return found._replace(inner=None) if compiled else found
 
 
 def _layers_trained_by(optimizer: Any, module: torch.nn.Module) -> tuple[str, ...]:

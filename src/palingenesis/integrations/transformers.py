@@ -10,6 +10,7 @@ that have them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palingenesis.integrations._hooks import Listener, listen
+from palingenesis.integrations._outputs import Model, OutputFeed, model_called
 from palingenesis.integrations._shared import Session, StopOn, check_options, log, missing_extra
 from palingenesis.monitor import Gradients, Monitor
 
@@ -47,14 +49,17 @@ class HealthCallback(TrainerCallback):
     """Watches a ``Trainer``'s run layer by layer.
 
     Every optimizer step is one step of the monitor, numbered as ``state.global_step`` will be after it, with
-    the gradients before clipping and the unfiltered loss of the whole accumulation window.
+    the gradients before clipping and the unfiltered loss of the whole accumulation window. Tokens are counted
+    from the labels of every micro-batch. Where the configuration has ``rl_readiness``, the entropy of the
+    output is read from what the model computes anyway: logits, TRL's fused output, or the hidden states that
+    a fused loss starts from.
 
     Args:
         out: folder of the record; ``None`` keeps none.
         stop_on: end training cleanly at the first event of this severity: ``"critical"``, ``"warning"`` (or
             worse), ``None`` for never.
         **monitor_options: what :class:`~palingenesis.Monitor` takes: ``check_every``, ``warmup``, ``sigma``,
-            ``layers``, ``config``, ``name``, ``on_event``, ``resume``, ``overwrite``.
+            ``layers``, ``config``, ``name``, ``on_event``, ``on_reading``, ``resume``, ``overwrite``.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -111,6 +116,7 @@ class HealthCallback(TrainerCallback):
             scaler=getattr(optimizer, "scaler", None),
             gradients=gradients,
             start_step=state.global_step,
+            max_steps=state.max_steps if state.max_steps > 0 else None,
             restored=_saved_state(args, state, checkpoint),
             go_on=self._retried,
         )
@@ -137,6 +143,7 @@ class HealthCallback(TrainerCallback):
 
         assert self._session is not None
         self._undo = [
+            *_feed(trainer, self._session.monitor),
             listen(trainer, "compute_loss", Listener(after=self._learn_order)),
             listen(trainer, "training_step", Listener(after=self._session.add_loss)),
             listen(trainer, "log", Listener(before=self._add_values)),
@@ -218,6 +225,74 @@ class HealthCallback(TrainerCallback):
             log.warning(
                 "the monitor's state was not saved in %s: %s: %s", folder, type(error).__name__, error
             )
+
+
+def _feed(trainer: Any, monitor: Monitor) -> list[Callable[[], None]]:
+    """Hand the labels and outputs of every micro-batch to the monitor; what is returned ends that."""
+    feed = OutputFeed(monitor, model_called)
+    training = False
+
+    def step_begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal training
+        training = True
+
+    def step_is_over(_: object) -> None:
+        nonlocal training
+        training = False
+
+    def loss_begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if training:  # evaluation computes losses too
+            model, batch = _argument(0, "model", args, kwargs), _argument(1, "inputs", args, kwargs)
+            items = _argument(3, "num_items_in_batch", args, kwargs)
+            feed.begin(model, batch, functools.partial(_weight, trainer, items))
+
+    def loss_is_there(_: object) -> None:
+        feed.end()
+
+    step = Listener(before=step_begins, after=step_is_over, failed=step_is_over)
+    loss = Listener(before=loss_begins, after=loss_is_there, failed=loss_is_there)
+    return [listen(trainer, "training_step", step), listen(trainer, "compute_loss", loss), feed.end]
+
+
+def _argument(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _weight(trainer: Any, items: object, model: Model) -> float | None:
+    """What a micro-batch's mean loss counts for: 1 where the loss of the step is made of such means.
+
+    That is where the trainer divides by the number of micro-batches, and where a loss that is meant to be
+    divided by the items of all of them is not, because a model has no use for their number. ``None``: its
+    share of the tokens.
+    """
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if scaled is not None:
+        return None if scaled else 1.0
+    if items is None:
+        return 1.0
+    if trainer.compute_loss_func is not None:
+        return None
+    if not trainer.model_accepts_loss_kwargs:
+        return 1.0
+    if trainer.label_smoother is not None:
+        return None if "num_items_in_batch" in inspect.signature(trainer.label_smoother).parameters else 1.0
+    if _trl_computes_loss(trainer):
+        return None
+    return None if _divides_by_items(trainer.model if model.inner is None else model.inner) else 1.0
+
+
+def _trl_computes_loss(trainer: Any) -> bool:
+    return any(
+        "compute_loss" in vars(kind) and kind.__module__.startswith("trl.") for kind in type(trainer).__mro__
+    )
+
+
+def _divides_by_items(model: Any) -> bool:
+    """Whether a model has a use for the number of items that the trainer gives it, told by its code."""
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if code is None:
+        return True
+    return "loss_function" in code.co_names or "num_items_in_batch" in (*code.co_varnames, *code.co_consts)
 
 
 def _find_trainer(state: TrainerState) -> tuple[Any, str | None]:

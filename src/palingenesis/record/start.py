@@ -70,7 +70,7 @@ def start_resumed(folder: Path, info: dict[str, Any]) -> Start:
     merged.update({key: found.info[key] for key in _KEPT if key in found.info})
     merged.update(end=None, name=info.get("name") or found.info.get("name"))
     seq, last_hash = _end_of_chain(folder)
-    return Start(merged, resumed=True, seq=seq, last_hash=last_hash, last_step=_last_step(folder))
+    return Start(merged, resumed=True, seq=seq, last_hash=last_hash, last_step=last_step(folder))
 
 
 def _end_of_chain(folder: Path) -> tuple[int, str]:
@@ -83,7 +83,8 @@ def _end_of_chain(folder: Path) -> tuple[int, str]:
     return 0, CHAIN_START
 
 
-def _last_step(folder: Path) -> int:
+def last_step(folder: Path) -> int:
+    """The largest step that the record in a folder holds; 0 where there is none."""
     last = 0
     for name, key in ((EVENTS_FILE, "step"), (METRICS_FILE, STEP_KEY), (LAYERS_FILE, "step")):
         for line in reversed(read_lines(folder / name).whole):

@@ -18,10 +18,27 @@ from palingenesis.report.words import step_number, tail, visible
 _WIDE_LABEL, _NARROW_LABEL = 30, 14
 
 _ALARM_LANE = "Layer alarms"
+_BOUNDS_LANE = "Weights and outputs"
+_RANKS_LANE = "Ranks"
 #: From top to bottom.
-LANES = (_ALARM_LANE, "Not finite", "Loss", "Gradients between checks", "Gradients", "Skipped steps", "Run")
+LANES = (
+    _ALARM_LANE,
+    "Not finite",
+    "Loss",
+    "Gradients between checks",
+    "Gradients",
+    _BOUNDS_LANE,
+    _RANKS_LANE,
+    "Skipped steps",
+    "Run",
+)
 
-_ENDINGS = {"nonfinite": "nonfinite_cleared", "loss_spike": "loss_recovered"}
+_ENDINGS = {
+    "nonfinite": "nonfinite_cleared",
+    "loss_spike": "loss_recovered",
+    "bound_crossed": "bound_cleared",
+    "rank_outlier": "rank_outlier_cleared",
+}
 _LANE_OF = {
     "unconfirmed": _ALARM_LANE,
     "nonfinite": "Not finite",
@@ -32,6 +49,10 @@ _LANE_OF = {
     "global_shift": "Gradients",
     "level_shift": "Gradients",
     "clipped_gradients": "Gradients",
+    "bound_at_start": _BOUNDS_LANE,
+    "bound_crossed": _BOUNDS_LANE,
+    "rank_outlier": _RANKS_LANE,
+    "replica_divergence": _RANKS_LANE,
     "skipped_step": "Skipped steps",
     "skipped_steps": "Skipped steps",
     "not_optimized": "Run",
@@ -40,7 +61,9 @@ _LANE_OF = {
     "run_ended": "Run",
     "monitor_error": "Run",
 }
-_LABELS = {"nonfinite": "not finite"}
+_LABELS = {"nonfinite": "not finite", "replica_divergence": "replicas differ"}
+# Their label begins with the layer they are about.
+_OF_A_LAYER = {"unconfirmed", "bound_at_start", "bound_crossed", "rank_outlier", "replica_divergence"}
 _USUAL_END = ("run_ended", "info")
 
 
@@ -71,13 +94,22 @@ def marks_of(facts: Facts, start: float, end: float) -> list[Mark]:
             continue
         last = _end_of(facts.events, index, end)
         words = f"step {step_number(event.step)}: {visible(event.message, 300)}"
-        what = _LABELS.get(event.event, event.event.replace("_", " "))
-        layer = layer_of(event) if event.event == "unconfirmed" else None
+        what = _what(event)
+        layer = layer_of(event) if event.event in _OF_A_LAYER else None
         label = what if layer is None else f"{visible(layer, _WIDE_LABEL)}, {what}"
         # What was so before the first step is marked where the axis begins.
         at = max(float(event.step), start)
         marks.append(Mark(lane, event.severity, at, last, label, tail(what, _NARROW_LABEL), words))
     return marks
+
+
+def _what(event: Event) -> str:
+    """What a label says happened."""
+    if event.event in ("bound_crossed", "bound_at_start"):
+        return diagnosis_in_words(str(event.diagnosis))
+    if event.event == "rank_outlier":
+        return f"rank {event.rank} apart"
+    return _LABELS.get(event.event, event.event.replace("_", " "))
 
 
 def _of_incidents(facts: Facts, episodes: Sequence[Episode], end: float) -> list[Mark]:
@@ -135,9 +167,25 @@ def _told(episode: Episode) -> str:
 
 
 def _end_of(events: tuple[Event, ...], index: int, end: float) -> float | None:
-    ending = _ENDINGS.get(events[index].event)
+    event = events[index]
+    ending = _ENDINGS.get(event.event)
     if ending is None:
         return None
-    later = (e for e in events[index + 1 :] if e.event == ending and e.since in (None, events[index].step))
-    found = next(later, None)
-    return end if found is None else float(found.step)
+    left = _subjects(event)
+    for later in events[index + 1 :]:
+        if later.event != ending or later.superseded:
+            continue
+        if not left and later.since in (None, event.step):
+            return float(later.step)
+        if left:
+            left -= _subjects(later)
+            if not left:
+                return float(later.step)
+    return end
+
+
+def _subjects(event: Event) -> set[str]:
+    """What an event is about, where one may tell of several that end at steps of their own."""
+    if event.outliers:
+        return {str(outlier) for outlier in event.outliers}
+    return {str(metric) for metric in event.values or ([event.metric] if event.metric else [])}

@@ -91,6 +91,7 @@ class GradientReader:
         self.layers = layers
         self._devices = self._by_device()
         self._with_guard = guard
+        self._looked = 0
         self._joint = JointNorms(layers, guard=guard, interval=interval) if layers.together else None
         self._owner = np.array(layers.owner, dtype=np.int64)
         # Units are grouped by layer, so each layer is a slice that `reduceat` can reduce.
@@ -104,19 +105,29 @@ class GradientReader:
         return [_OnDevice(device, members, shards=shards) for device, members in by_device.items()]
 
     @torch.no_grad()
-    def look(self, step: int, scale: torch.Tensor | None = None) -> None:
+    def look(
+        self,
+        step: int,
+        scale: torch.Tensor | None = None,
+        known: Mapping[torch.device, torch.Tensor] | None = None,
+    ) -> None:
         """Fold one step's norms into the guard; nothing is read on the host.
 
         Args:
             step: the optimizer step.
             scale: loss scale that the gradients still carry.
+            known: norms of gradients that are gone already, without the loss scale, as ``norms`` gives them.
         """
         if any(device.moved for device in self._devices):
             self._devices = self._by_device()
+        self._looked = step
         if self._joint is not None:
             self._joint.begin(step)
         for device in self._devices:
-            norms = device.look(scale)
+            if known is None:
+                norms = device.look(scale)
+            else:
+                norms = device.norms = known[device.device]
             if self._joint is not None:
                 self._joint.put(device.members, norms)
             elif self._with_guard:
@@ -125,6 +136,15 @@ class GradientReader:
                 device.guard.fold(step, norms)
         if self._joint is not None:
             self._joint.end()
+
+    def norms(self, step: int) -> dict[torch.device, torch.Tensor] | None:
+        """Each device's norms, in the order of its units, if ``step`` was looked at; left on the devices.
+
+        Of shards each is this rank's, times the root of its ``shard_weight``: squares add up over ranks.
+        """
+        if self._looked != step:
+            return None
+        return {device.device: device.norms for device in self._devices if device.norms is not None}
 
     def total_norm(self) -> torch.Tensor | None:
         """Norm over everything last looked at, on the device; ``None`` before, or with several devices.
@@ -144,7 +164,7 @@ class GradientReader:
         step: int,
         extra: Mapping[str, torch.Tensor],
         *,
-        shares: Mapping[str, torch.Tensor] | None = None,
+        absent: Bools | None = None,
         last: bool = False,
     ) -> PendingCheck:
         """Send the norms last looked at, and what the guard folded, on their way to the host.
@@ -152,20 +172,20 @@ class GradientReader:
         Args:
             step: the step that was looked at.
             extra: other tensors to take along.
-            shares: tensors whose sums over all ranks to take along; themselves where ranks are not
-                ``together``. They go through the same all-reduce as the norms.
+            absent: units that had no gradient, where that cannot be seen any more.
             last: nothing comes after it. Other ranks may have stopped elsewhere, so none is waited for: what
                 sharded layers did since the last check stays unknown.
         """
         units = self.layers.units
-        absent = np.array([unit.parameter.grad is None for unit in units], dtype=bool)
+        if absent is None:
+            absent = np.array([unit.parameter.grad is None for unit in units], dtype=bool)
         frozen = np.array([not unit.parameter.requires_grad for unit in units], dtype=bool)
         tensors = dict(extra)
         if self._joint is None:
-            guarded = self._add_own(tensors, shares or {})
+            guarded = self._add_own(tensors)
             members = tuple(device.members for device in self._devices)
         else:
-            guarded = 0 if last else self._joint.add(tensors, absent, shares or {})
+            guarded = 0 if last else self._joint.add(tensors, absent)
             members = (np.arange(len(units)),)
         packet = Packet(tensors)
         for part in (*self._devices, self._joint):
@@ -173,10 +193,9 @@ class GradientReader:
                 part.guard.reset()
         return PendingCheck(step, members, absent, frozen, guarded, packet)
 
-    def _add_own(self, tensors: dict[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> int:
+    def _add_own(self, tensors: dict[str, torch.Tensor]) -> int:
         """Add what this process knows by itself; how many steps the guard saw."""
         guarded = 0
-        tensors |= shares
         for i, device in enumerate(self._devices):
             if device.norms is None:
                 continue

@@ -2,13 +2,14 @@
 
 ``health/weight_drift/<layer>`` is ‖s·BA‖_F/‖W0‖_F, ``health/lora_stable_rank/<layer>`` the stable rank of BA
 and ``health/stable_rank/<layer>`` that of W0 + s·BA, for every layer that carries adapters (several active
-ones are added). Neither BA nor the sum is ever formed: with ``B = Q₁R₁`` and ``Aᵀ = Q₂R₂`` the product has
-the singular values of the small ``R₁R₂ᵀ``; ``‖W0 + s·BA‖² = ‖W0‖² + 2s·tr(BᵀW0Aᵀ) + ‖s·BA‖²``; and products
-of the sum with a vector are those of its terms (block Lanczos, as in ``spectrum.py``).
+ones are added). Neither BA nor the sum is kept: with ``B = Q₁R₁`` and ``Aᵀ = Q₂R₂`` the product has the
+singular values of the small ``R₁R₂ᵀ``; the norm of the sum is found a slice at a time; and products of the
+sum with a vector are those of its terms (block Lanczos, as in ``spectrum.py``).
 
-The first two are exact up to rounding, the last is within 1%. Adapters are known by their structure, as the
-layers of PEFT have it. What is more than W0 + s·BA (DoRA and other variants), or is not kept as such (merged,
-quantised, sharded), has no number, and the reason is told.
+The first two are exact up to rounding, the last is within 1%, and withheld where the terms cancel nearly all
+of each other. Adapters are known by their structure, as the layers of PEFT have it. What is more than
+W0 + s·BA (DoRA and other variants), or is not kept as such (merged, quantised, sharded), has no number, and
+the reason is told.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ _ENDS: tuple[tuple[str, str, Callable[[list[float]], Any]], ...] = (
     (RANK, "min", np.min),
     (PRODUCT, "min", np.min),
 )
+# Of ‖W0‖ + s·‖B‖‖A‖, what ‖W0 + s·BA‖ has at least: less than that may be rounding of the terms.
+CANCELLED = 1e-4
 _NAMES = ("drift", "product", "merged", "residual")
 
 
@@ -74,8 +77,10 @@ class _Adapted:
         weight: torch.Tensor = self.module.base_layer.weight.detach()
         return weight.reshape(weight.shape[0], -1)
 
-    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``L [m, r]`` and ``R [r, n]`` in fp32 (fp64 for fp64), so that the change of W0 is ``LR``."""
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``L [m, r]`` and ``R [r, n]`` in fp32 (fp64 for fp64), both of norm 1, and a size ``c`` in fp64, so
+        that the change of W0 is ``c·LR``: products then stay in range however small or large the factors are.
+        """
         base = self.base()
         dtype = torch.float64 if base.dtype == torch.float64 else torch.float32
         downs, ups = [], []
@@ -87,7 +92,10 @@ class _Adapted:
         turned = isinstance(self.module.base_layer, nn.Embedding) or getattr(
             self.module, "fan_in_fan_out", False
         )
-        return (right.mT, left.mT) if turned else (left, right)
+        sizes = gradient_norms([left, right], base.device)
+        lengths = torch.where(sizes == 0, 1.0, sizes).to(dtype)
+        left, right, size = left / lengths[0], right / lengths[1], sizes.prod()
+        return (right.mT, left.mT, size) if turned else (left, right, size)
 
 
 class Adapters:
@@ -141,26 +149,28 @@ class Adapters:
         state = (base.data_ptr(), one.module.base_layer.weight._version)
         if one.base_norm is None or one.seen != state:  # it is frozen, unless something is loaded into it
             one.base_norm, one.seen = gradient_norms([base], base.device)[0], state
-        left, right = one.factors()
+        left, right, size = one.factors()
         small = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right.mT, mode="r").R.mT
-        moved = torch.linalg.matrix_norm(small.to(wide(base.device)))
-        small = small.to(moved.dtype) / torch.where(moved == 0, 1.0, moved)
+        small = small.to(size.dtype)
+        length = torch.linalg.matrix_norm(small)
+        small = small / torch.where(length == 0, 1.0, length)
         product, _ = leading(small @ small.mT)
-        inner = _inner(base, left, right)
-        norm = (one.base_norm.square() + 2 * inner + moved.square()).clamp_min(0).sqrt()
-        merged, residual = self._merged(one, base, (left, right), norm, generator)
+        moved = size * length
+        norm = _norm_of_sum(base, left, right, size, torch.maximum(one.base_norm, size))
+        merged, residual = self._merged(one, base, (left, right, size), norm, generator)
+        residual = torch.where(norm < CANCELLED * (one.base_norm + size), torch.inf, residual)
         return moved / one.base_norm, product, merged, residual
 
     def _merged(
         self,
         one: _Adapted,
         base: torch.Tensor,
-        factors: tuple[torch.Tensor, torch.Tensor],
+        factors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         norm: torch.Tensor,
         generator: torch.Generator,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """1/stable rank of W0 + LR, and its residual."""
-        left, right = factors
+        """1/stable rank of W0 + c·LR, and its residual."""
+        left, right, size = factors
         if base.shape[0] < base.shape[1]:
             base, left, right = base.mT, right.mT, left.mT
         generator.manual_seed(zlib.crc32(f"{self._calls} {one.name}".encode()))
@@ -179,11 +189,13 @@ class Adapters:
             steps, block = STILL, block[:1]
         else:
             steps = WARM if look or (warm and one.settled) else COLD
-        scale = torch.where(norm == 0, 1.0, norm).to(block.dtype)
+        norm_or_one = torch.where(norm == 0, 1.0, norm)
+        # A sum that cancels so much as to leave the range of fp32 is withheld.
+        scale, size = norm_or_one.to(block.dtype), (size / norm_or_one).clamp(max=1e30).to(block.dtype)
         space, done = Krylov(block), 0
         while True:
             for _ in range(steps):
-                space.absorb(_gram(base, left, right, space.next(), scale))
+                space.absorb(_gram(base, left, right, space.next(), scale, size))
             done += steps
             value, residual, vector = space.ritz()
             if not look or done >= MOST or not bool(residual > AIM * value):
@@ -212,6 +224,10 @@ class Adapters:
                     missing[f"{RANK}/{one.name}"] = "every element is zero"
                 elif one.settled or math.isnan(merged):
                     found[RANK][one.name] = 1 / merged
+                elif math.isinf(residual):
+                    missing[f"{RANK}/{one.name}"] = (
+                        "the base weight and the adapters' factors cancel: what is left is mostly rounding"
+                    )
                 else:
                     missing[f"{RANK}/{one.name}"] = "σ is not known to 0.5% yet: more at the next call"
         scalars: dict[str, float] = {}
@@ -223,28 +239,42 @@ class Adapters:
 
 
 def _gram(
-    base: torch.Tensor, left: torch.Tensor, right: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor
+    base: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    rows: torch.Tensor,
+    scale: torch.Tensor,
+    size: torch.Tensor,
 ) -> torch.Tensor:
-    """``rows · MᵀM / scale²`` for ``M = W0 + LR``, a slice of W0 converted at a time: ``[2, n]``."""
+    """``rows · MᵀM`` for ``M = W0/scale + size·LR``, a slice of W0 converted at a time: ``[2, n]``."""
     length = max(1, PIECE // max(1, base.shape[1]))
-    through = rows @ right.mT
+    through = rows @ right.mT * size
     result = torch.zeros_like(rows)
     low = torch.zeros_like(through)
     for piece, part in zip(base.split(length), left.split(length), strict=True):
         piece = piece.to(rows.dtype)
-        image = (rows @ piece.mT + through @ part.mT) / scale
+        image = (rows @ piece.mT) / scale + through @ part.mT
         result += image @ piece
         low += image @ part
-    return (result + low @ right) / scale
+    return result / scale + low @ right * size
 
 
-def _inner(base: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """⟨W0, LR⟩ in fp64."""
+def _norm_of_sum(
+    base: torch.Tensor, left: torch.Tensor, right: torch.Tensor, size: torch.Tensor, unit: torch.Tensor
+) -> torch.Tensor:
+    """‖W0 + c·LR‖ in fp64, of a slice at a time: from norms and an inner product it would cancel.
+
+    ``unit`` is about the size of the larger term, so that the sum stays in range.
+    """
     length = max(1, PIECE // max(1, base.shape[1]))
-    through = torch.zeros_like(right)
-    for piece, part in zip(base.split(length), left.split(length), strict=True):
-        through += part.mT @ piece.to(part.dtype)
-    return (through * right).sum(dtype=wide(base.device))
+    unit = torch.where(unit == 0, 1.0, unit)
+    right = right * (size / unit).to(right.dtype)
+    norms = [
+        gradient_norms([torch.addmm(piece.to(part.dtype) / unit.to(part.dtype), part, right)], base.device)
+        for piece, part in zip(base.split(length), left.split(length), strict=True)
+    ]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(norms))
+    return norm * unit
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

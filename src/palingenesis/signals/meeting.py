@@ -2,8 +2,8 @@
 
 A collective that one rank does not join never ends. Many a training script makes its monitor on rank 0 only,
 which is right where nothing is sharded. So ranks announce themselves in the store that torch.distributed was
-started with, and whoever asks first settles for all of them whether everybody has come: every rank gets that
-same answer, and none ever waits for a collective that another will not join.
+started with, and the first of them that need not or will not wait any longer settles whether everybody has
+come: every rank gets that same answer, and none ever waits for a collective that another will not join.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Meeting:
 
     def __init__(self, name: str, word: str = "") -> None:
         self.size, rank = ranks_and_own()
+        # Whether all came, once it is settled.
         self._held: bool | None = None
-        self._alike: bool | None = None
         if self.size == 1:
             self._held = True
             return
@@ -67,34 +67,20 @@ class Meeting:
         # Setting does not wait for the store; asking it does, and what comes after is then seen to be later.
         self._store.get(self._keys[rank])
 
-    @property
-    def held(self) -> bool:
-        """Whether all ranks have come by the time that the first of them asks: the same answer on all."""
-        if self._held is None:
-            self._held = self._settle(bool(self._store.check(self._keys)))
-        return self._held
-
     def wait(self, patience_s: float) -> bool:
-        """As ``held``, but give the others some time to come."""
+        """Whether all ranks have come by the time that the first of them has waited so long.
+
+        Every rank gets the same answer.
+        """
         if self._held is None:
             try:
                 self._store.wait(self._keys, timedelta(seconds=patience_s))
-                came = True
-            except dist.DistStoreError:  # the time is over
-                came = False
-            self._held = self._settle(came)
+                came = "yes"
+            except RuntimeError:  # the time is over; some stores have no error of their own for it
+                came = "no"
+            answer: bytes = self._store.compare_set(f"{self._prefix}/held", "", came)
+            self._held = answer == b"yes"
         return self._held
-
-    def _settle(self, came: bool) -> bool:
-        answer: bytes = self._store.compare_set(f"{self._prefix}/held", "", "yes" if came else "no")
-        return answer == b"yes"
-
-    @property
-    def of_one_mind(self) -> bool:
-        """Whether all ranks have come and have said the same; ``False`` where there is one rank only."""
-        if self._alike is None:
-            self._alike = self.size > 1 and self.held and len(set(self.words())) == 1
-        return self._alike
 
     def words(self) -> list[str]:
         """What each rank had to say, in the order of ranks. Only where the meeting was held."""

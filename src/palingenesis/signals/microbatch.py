@@ -30,6 +30,9 @@ from palingenesis.signals.sharding import local, shard_weight, to_device
 # Called with a unit's index and its part of the gradient, while that still exists.
 Listener = Callable[[int, torch.Tensor], None]
 
+# How many small parameters are summed up, of which one at least should have a gradient in every step.
+PROBES = 4
+
 # Of a hook that fires outside of a backward pass that the engine numbers, as under compiled autograd.
 _NO_PASS = -1
 
@@ -44,11 +47,16 @@ class MicroBatches:
             units there. They add up over devices, and over ranks that hold different shards.
         units: on each device ``[units there]``, in the order of ``Layers``: squared norms added up over
             micro-batches; the squares of the gradient's norms if there was one.
+        heard: indices of the units that had a gradient.
+        probe: the sum of what one small parameter was given, and that parameter, whose ``.grad`` should be
+            the same: what is not was clipped, averaged over ranks, or freed.
     """
 
     count: int
     squares: dict[torch.device, torch.Tensor]
     units: dict[torch.device, torch.Tensor]
+    heard: frozenset[int]
+    probe: tuple[nn.Parameter, torch.Tensor] | None
 
 
 class MicroBatchNorms:
@@ -71,6 +79,9 @@ class MicroBatchNorms:
         self._squares: dict[torch.device, list[torch.Tensor]] = {}
         self._units: dict[torch.device, torch.Tensor] = {}
         self._count = 0
+        self._ever: set[nn.Parameter] = set()
+        # Of the smallest parameters, the sums of their gradients.
+        self._probes: dict[nn.Parameter, torch.Tensor | None] = {}
         self._failure: Exception | None = None
 
     @property
@@ -98,6 +109,9 @@ class MicroBatchNorms:
         for i, unit in enumerate(self._layers.units):
             self._by_parameter.setdefault(unit.parameter, []).append(i)
             self._members.setdefault(unit.parameter.device, []).append(i)
+        real = (p for p in self._by_parameter if p.numel() and p.is_floating_point())
+        smallest = sorted(real, key=lambda p: p.numel())
+        self._probes = dict.fromkeys(smallest[:PROBES])
         self._weights = {}
         if self._layers.together:
             units = self._layers.units
@@ -131,6 +145,11 @@ class MicroBatchNorms:
             part = self._layers.units[i].part
             parts.append(gradient if part is None else part.of(gradient))
         self._heard[parameter] = (here, gradient_norms(parts, gradient.device))
+        self._ever.add(parameter)
+        if parameter in self._probes and gradient.layout is torch.strided:
+            before = self._probes[parameter]
+            wide = torch.float32 if gradient.device.type == "mps" else torch.float64
+            self._probes[parameter] = gradient.to(wide, copy=True) if before is None else before + gradient
         if listener is not None:
             for i, one in zip(units, parts, strict=True):
                 listener(i, one)
@@ -182,6 +201,8 @@ class MicroBatchNorms:
         if failure is None and self._heard:
             self._close_micro_batch()
         count, squares, units = self._count, self._squares, self._units
+        heard = frozenset(i for parameter in self._ever for i in self._by_parameter[parameter])
+        probes = [(parameter, total) for parameter, total in self._probes.items() if total is not None]
         self._forget()
         if failure is not None:
             raise failure
@@ -191,4 +212,6 @@ class MicroBatchNorms:
         if scale is not None:
             for device, values in (*stacked.items(), *units.items()):
                 values.div_(scale.to(device, non_blocking=True).square())
-        return MicroBatches(count, stacked, units)
+            probes = [(one, total / scale.to(total.device, non_blocking=True)) for one, total in probes]
+        probe = next(((one, total) for one, total in probes if one.grad is not None), None)
+        return MicroBatches(count, stacked, units, heard, probe)

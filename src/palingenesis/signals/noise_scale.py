@@ -10,9 +10,10 @@ appendix A.1 is the case of equal ones),
 
     tr(Σ) = (Σ w_j‖g_j‖² − ‖g‖²) / (Σ w_j/n_j − Σ w_j²/n_j),    |G|² = ‖g‖² − tr(Σ) Σ w_j²/n_j
 
-are unbiased. With ``w_j = n_j/N`` the numerator is ``Σ w_j‖g_j − g‖²``: an analysis of variance. Of two
-consecutive steps, ``⟨g_t, g_{t-1}⟩`` estimates ``|G|²`` while one step changes the gradient little, and the
-squared norms give ``tr(Σ)``.
+are unbiased. With ``w_j = n_j/N`` the numerator is ``Σ w_j‖g_j − g‖²``: an analysis of variance. Where the
+weights add up to something else than 1, as those of means over micro-batches of which one has no token, they
+and the gradients are divided by that first. Of two consecutive steps, ``⟨g_t, g_{t-1}⟩`` estimates ``|G|²``
+while one step changes the gradient little, and the squared norms give ``tr(Σ)``.
 
 Both are averaged over steps with exponentially falling weights and divided last: the mean of ratios would be
 biased and may not even exist. The error is a jackknife over the window (leave one step out).
@@ -67,17 +68,24 @@ class Observation:
 
 
 class Batch(NamedTuple):
-    """The size of a step's whole batch, over all micro-batches and ranks; one of both may be unknown."""
+    """The size of a step's whole batch, over all micro-batches and ranks; both may be unknown.
+
+    Where they are, the batch itself is the unit, and only the ratio to it can be told.
+    """
 
     tokens: float | None = None
     sequences: float | None = None
 
     @property
+    def unit(self) -> str:
+        if self.tokens is not None:
+            return "tokens"
+        return "sequences" if self.sequences is not None else "batches"
+
+    @property
     def items(self) -> float:
         found = self.tokens if self.tokens is not None else self.sequences
-        if found is None:
-            raise ValueError("a batch size is needed: give tokens, sequences or both")
-        return float(found)
+        return 1.0 if found is None else float(found)
 
 
 class NoiseScale:
@@ -92,7 +100,7 @@ class NoiseScale:
     def __init__(self, *, window: int = WINDOW, rate: float = RATE, least: int = LEAST) -> None:
         self._window, self._rate, self._least = window, rate, max(least, 3)
         self._seen: dict[str, deque[Observation]] = {name: deque(maxlen=window) for name in SOURCES}
-        self._in_tokens: dict[str, bool] = {}
+        self._unit: dict[str, str] = {}
 
     def add_parts(
         self,
@@ -114,22 +122,26 @@ class NoiseScale:
                 DDP a hook sees the world size times that.
             whole: ``‖g‖²``, with ``g`` the sum of what the parts added.
             tokens: loss-bearing tokens of each part.
-            sequences: sequences of each part. Tokens or sequences are needed; parts of none are left out.
-            shares: ``w_j``, adding up to 1: tokens' (else sequences') shares by default, as where the loss
-                is divided by the whole step's count; ``1/parts`` where means are averaged.
+            sequences: sequences of each part. Parts of no tokens (else of no sequences) are left out. Where
+                neither is known, parts are taken to be of one size.
+            shares: ``w_j``: tokens' (else sequences') shares by default, as where the loss is divided by the
+                whole step's count; ``1/parts`` where means are averaged, those of parts of none included.
 
-        A step with a number that is not finite is left out, and so is one of fewer than two parts.
+        A part whose share is 0 is left out. A step with a number that is not finite is left out, and so is
+        one of fewer than two parts.
         """
-        counts = np.asarray(tokens if tokens is not None else sequences, dtype=np.float64)
-        if tokens is None and sequences is None:
-            raise ValueError("the parts' sizes are needed: give tokens, sequences or both")
-        used = counts > 0
-        counts = counts[used]
+        known = tokens if tokens is not None else sequences
+        counts = np.full(len(squares), 1 / len(squares)) if known is None else np.asarray(known, np.float64)
+        share = counts if shares is None else np.asarray(shares, dtype=np.float64)
+        used = (counts > 0) & (share > 0)
+        counts, share = counts[used], share[used]
         if len(counts) < 2:
             return
         added = np.asarray(squares, dtype=np.float64)[used]
-        share = counts / counts.sum() if shares is None else np.asarray(shares, dtype=np.float64)[used]
+        total = 1.0 if shares is None else share.sum()
+        share = share / share.sum()
         with np.errstate(all="ignore"):
+            added, whole = added / total**2, whole / total**2
             of_parts, of_whole = (share / counts).sum(), (share**2 / counts).sum()
             noise = ((added / share).sum() - whole) / (of_parts - of_whole)
             signal = whole - noise * of_whole
@@ -145,8 +157,11 @@ class NoiseScale:
             step: the later one.
             inner: ⟨g_t, g_{t-1}⟩.
             before, now: ‖g_{t-1}‖² and ‖g_t‖².
-            batch_before, batch: the sizes of their batches.
+            batch_before, batch: the sizes of their batches. Steps whose sizes are not in the same unit are
+                left out.
         """
+        if batch.unit != batch_before.unit:
+            return
         if batch.items <= 0 or batch_before.items <= 0:
             return
         per_item = (1.0 / batch_before.items + 1.0 / batch.items) / 2.0
@@ -155,11 +170,10 @@ class NoiseScale:
     def _add(self, source: str, step: int, signal: float, noise: float, batch: Batch) -> None:
         if not (math.isfinite(signal) and math.isfinite(noise)):
             return
-        in_tokens = batch.tokens is not None
-        if self._in_tokens.get(source, in_tokens) != in_tokens:
+        if self._unit.get(source, batch.unit) != batch.unit:
             # The covariance of a token and of a sequence cannot be averaged.
             self._seen[source].clear()
-        self._in_tokens[source] = in_tokens
+        self._unit[source] = batch.unit
         sequences = math.nan if batch.sequences is None else float(batch.sequences)
         self._seen[source].append(Observation(int(step), float(signal), float(noise), batch.items, sequences))
 
@@ -196,7 +210,7 @@ class NoiseScale:
         estimate = ratio_estimate(signal, noise, weights / weights.sum())
         batch = float(weights @ items / weights.sum())
         units = {"health/gns_ratio": 1.0 / batch}
-        if self._in_tokens[source]:
+        if self._unit[source] == "tokens":
             units["health/gns_tokens"] = 1.0
         unavailable = {}
         known = np.isfinite(sequences)
@@ -221,7 +235,7 @@ class NoiseScale:
         """Everything seen, as plain numbers and lists."""
         return {
             name: {
-                "in_tokens": self._in_tokens.get(name, True),
+                "unit": self._unit.get(name, "tokens"),
                 "seen": [list(astuple(one)) for one in seen],
             }
             for name, seen in self._seen.items()
@@ -230,13 +244,13 @@ class NoiseScale:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state_dict`. Raises KeyError, TypeError or ValueError if it is none."""
         seen = {}
-        in_tokens = {}
+        units = {}
         for name in SOURCES:
             rows = [Observation(int(step), *map(float, rest)) for step, *rest in state[name]["seen"]]
             seen[name] = deque(rows, maxlen=self._window)
             if rows:
-                in_tokens[name] = bool(state[name]["in_tokens"])
-        self._seen, self._in_tokens = seen, in_tokens
+                units[name] = str(state[name]["unit"])
+        self._seen, self._unit = seen, units
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 The average hides what one rank does: a rank whose data is broken may send a layer gradients ten thousand
 times smaller than the others', and the mean still looks healthy. Under DDP a hook on the parameter sees the
-gradient before reduction. The squared norms of the ranks' own gradients also tell the noise scale
-(McCandlish et al. 2018, appendix A: E‖g_rank‖² = |G|² + tr(Σ)/n_rank).
+gradient before reduction. Each rank reads its own, and nobody waits for another: comparing them is for
+whoever has those of all ranks.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palingenesis.layers import Layers, Unit
-from palingenesis.signals.meeting import Meeting
+from palingenesis.signals.meeting import ranks_and_own
 from palingenesis.signals.norms import gradient_norms
-from palingenesis.signals.sharding import gather_over_ranks, meeting_device
+from palingenesis.signals.sharding import meeting_device
 from palingenesis.signals.values import Values
 
 METRIC = "health/rank_gradient_ratio"
@@ -30,8 +30,6 @@ METRIC = "health/rank_gradient_ratio"
 FAR = 1e4
 
 _SHARDED = "gradients of sharded parameters are reduced before any hook sees them"
-_NOT_ALL = "not every rank takes part with the same parameters, so that ranks cannot be compared"
-_FAILED = "a rank could not read its own gradients"
 _MIXED = "gradients were reduced before the last micro-batch: accumulate them under no_sync()"
 
 
@@ -58,14 +56,10 @@ class OwnGradients:
 
     Args:
         norms: ``[ranks, layers]``.
-        squares: ``[ranks]``: squared norm over all layers, for the noise scale.
-        tokens: ``[ranks]``: loss-bearing tokens (or sequences) behind each, ``None`` if one rank did not say.
         outliers: the worst first.
     """
 
     norms: NDArray[np.float64]
-    squares: NDArray[np.float64]
-    tokens: NDArray[np.float64] | None
     outliers: list[Outlier]
 
 
@@ -80,15 +74,14 @@ class RankGradients:
 
     def __init__(self, layers: Layers, model: nn.Module | None = None, far: float = FAR) -> None:
         self._layers, self._far = layers, float(np.log10(far))
-        self._device = meeting_device(layers)
+        self._size, _ = ranks_and_own()
         modules = [] if model is None else list(model.modules())
         self._ddp: list[Any] = [m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)]
-        labels = repr([unit.label for unit in layers.units])
-        self._meeting = Meeting("ranks", hashlib.sha256(labels.encode()).hexdigest())
         self._by_parameter: dict[nn.Parameter, list[tuple[int, Unit]]] = {}
         for i, unit in enumerate(layers.units):
             self._by_parameter.setdefault(unit.parameter, []).append((i, unit))
         self._hooks: list[Any] = []
+        self._armed = False
         self._owner = np.array(layers.owner, dtype=np.int64)
         self._usual = np.full(len(layers.names), np.nan)
         self._forget()
@@ -102,19 +95,13 @@ class RankGradients:
         self._mixed = False
         self._failure: Exception | None = None
 
-    @property
-    def unavailable(self) -> str | None:
-        """Why ranks cannot be compared, if they cannot; the same on every rank."""
-        if self._layers.together:
-            return _SHARDED
-        return None if self._meeting.of_one_mind else _NOT_ALL
-
     def arm(self) -> None:
         """Begin to listen: call it before the first backward pass of the optimizer step."""
         self.disarm()
         self._forget()
-        if self._meeting.size == 1 or self._layers.together:
+        if self._size == 1 or self._layers.together or not self._by_parameter:
             return
+        self._armed = True
         for parameter in self._by_parameter:
             if parameter.requires_grad:
                 self._hooks.append(parameter.register_hook(functools.partial(self._hear, parameter)))
@@ -124,6 +111,7 @@ class RankGradients:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._armed = False
 
     def _hear(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
         try:
@@ -150,50 +138,55 @@ class RankGradients:
         self._norms[parameter] = gradient_norms(parts, gradient.device)
 
     @torch.no_grad()
-    def compute(self, tokens: torch.Tensor | float | None = None) -> dict[str, torch.Tensor]:
-        """Stop listening, and gather: one all-gather of ``[units + 2]``.
+    def compute(self) -> dict[str, torch.Tensor]:
+        """Stop listening, and hand over what this rank heard.
 
-        Args:
-            tokens: loss-bearing tokens (or sequences) of this rank's part of the step.
+        Returns:
+            ``ranks``, ``[units + 1]``: the norm of each unit's gradient, and 1 if some were reduced too
+            early to be this rank's own. Empty if it was not armed.
+
+        Raises:
+            Exception: what went wrong in a hook.
         """
+        armed, failure = self._armed, self._failure
         self.disarm()
-        if self.unavailable is not None:
+        self._failure = None
+        if failure is not None:
+            raise failure
+        if not armed:
             return {}
-        own = torch.zeros(len(self._layers.units) + 2, dtype=torch.float64, device=self._device)
+        device = meeting_device(self._layers)
+        own = torch.zeros(len(self._layers.units) + 1, dtype=torch.float64, device=device)
         by_device: dict[torch.device, list[nn.Parameter]] = {}
         for parameter, norms in self._norms.items():
             by_device.setdefault(norms.device, []).append(parameter)
         for heard in by_device.values():
             places = torch.tensor([i for one in heard for i, _ in self._by_parameter[one]], device="cpu")
             found = torch.cat([self._norms[one] for one in heard])
-            own[places.to(self._device, non_blocking=True)] = found.to(own, non_blocking=True)
-        if isinstance(tokens, torch.Tensor):
-            own[-2].copy_(tokens.detach().reshape(()), non_blocking=True)
-        else:
-            own[-2].fill_(-1.0 if tokens is None else float(tokens))
-        own[-1].fill_(2.0 if self._failure is not None else float(self._mixed))
-        gathered = {"ranks": gather_over_ranks(own, self._device)}
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        return gathered
+            own[places.to(device, non_blocking=True)] = found.to(own, non_blocking=True)
+        own[-1].fill_(float(self._mixed))
+        self._norms = {}
+        return {"ranks": own}
 
-    def decode(self, arrays: dict[str, NDArray[np.float64]]) -> Values:
-        """The largest ratio of a rank's layer to the others'; the rest is in ``found``."""
+    def decode(self, arrays: Mapping[str, NDArray[np.float64]]) -> Values:
+        """The largest ratio of a rank's layer to the others'; the rest is in ``found``.
+
+        Args:
+            arrays: what ``compute`` returned on every rank, ``[ranks, units + 1]``.
+        """
         self.found = None
         if "ranks" not in arrays:
-            reason = self.unavailable
-            return Values(unavailable={METRIC: reason} if reason and self._meeting.size > 1 else {})
+            sharded = self._size > 1 and self._layers.together
+            return Values(unavailable={METRIC: _SHARDED} if sharded else {})
         table = arrays["ranks"]
+        if len(table) < 2:
+            return Values()
         if table[:, -1].any():
-            return Values(unavailable={METRIC: _FAILED if (table[:, -1] == 2).any() else _MIXED})
-        units, tokens = table[:, :-2], table[:, -2]
+            return Values(unavailable={METRIC: _MIXED})
         starts = np.flatnonzero(np.diff(self._owner, prepend=-1))
-        squares = np.add.reduceat(units**2, starts, axis=1)
-        norms = np.sqrt(squares)
+        norms = np.sqrt(np.add.reduceat(table[:, :-1] ** 2, starts, axis=1))
         ratios, outliers = self._compare(norms)
-        known = None if (tokens < 0).any() else tokens
-        self.found = OwnGradients(norms, squares.sum(axis=1), known, outliers)
+        self.found = OwnGradients(norms, outliers)
         return Values({METRIC: float(10**ratios)})
 
     def _compare(self, norms: NDArray[np.float64]) -> tuple[float, list[Outlier]]:

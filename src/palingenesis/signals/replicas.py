@@ -3,31 +3,24 @@
 Ranks that start from the same weights and apply the same gradients hold the same bits for ever. A replica
 that differs (a rank that loaded another checkpoint, a faulty memory cell, a parameter that one rank updates
 by itself) trains another model than the others, and nothing else shows it. So each rank hashes the bits of
-what it holds, and the hashes are compared over all ranks that hold the same shard.
+what it holds, and whoever has the hashes of all ranks compares those of the same shard.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palingenesis.layers import Layers
-from palingenesis.signals.meeting import Meeting
+from palingenesis.layers import Layers, Unit
+from palingenesis.signals.meeting import ranks_and_own
 from palingenesis.signals.norms import gradient_norms
-from palingenesis.signals.sharding import (
-    gather_over_ranks,
-    local,
-    meeting_device,
-    shard_index,
-    shard_weight,
-    to_device,
-)
+from palingenesis.signals.sharding import local, meeting_device, shard_index, shard_weight, to_device
 from palingenesis.signals.values import Values
 
 METRIC = "health/replica_divergence"
@@ -40,9 +33,6 @@ _ROWS = 1 << 10
 _STEP = 0x5851F42D4C957F2D
 
 _HALF = 0xFFFFFFFF
-
-_NO_REPLICAS = "no parameter has replicas"
-_NOT_ALL = "not every rank takes part with the same parameters, so that replicas cannot be compared"
 
 
 @dataclass(frozen=True)
@@ -74,55 +64,55 @@ class Replicas:
         self._units = [first[name] for name in dict.fromkeys(unit.name for unit in layers.units)]
         # Of a fused parameter the whole is compared, under the name of its first part's layer.
         self._names = [(unit.layer.split("[", 1)[0], unit.name) for unit in self._units]
-        self._device = meeting_device(layers)
-        names = hashlib.sha256(repr(self._names).encode()).hexdigest()
-        self._meeting = Meeting("replicas", f"{names} {int(not layers.together or self._any_replica())}")
-        self._known = False
-        self._reason: str | None = None
+        self._layers = layers
+        self._size, _ = ranks_and_own()
+        # Whether each is held by another rank too. Without sharding every rank holds all.
+        self._copied = [not layers.together or _has_replicas(unit) for unit in self._units]
         # What differed when it was last compared.
         self.divergences: list[Divergence] = []
 
-    def _any_replica(self) -> bool:
-        """Whether this rank holds anything that another one holds too."""
-        here = [unit for unit in self._units if not unit.elsewhere]
-        return any(0 < shard_weight(unit.parameter, unit.holders) < 1 for unit in here)
-
     @property
-    def unavailable(self) -> str | None:
-        """Why replicas cannot be compared, if they cannot: the same on every rank."""
-        if self._meeting.size == 1:
-            return _NO_REPLICAS
-        words = [word.split() for word in self._meeting.words()] if self._meeting.held else []
-        if len({names for names, _ in words}) != 1:
-            return _NOT_ALL
-        return None if any(some == "1" for _, some in words) else _NO_REPLICAS
+    def _compares(self) -> bool:
+        """Whether anything has replicas; a rank that alone has none tells so, lest the others miss it."""
+        if self._size == 1:
+            return False
+        return any(self._copied) or any(unit.holders < self._size for unit in self._units)
 
     @torch.no_grad()
     def compute(self) -> dict[str, torch.Tensor]:
-        """One all-gather of ``[parameters, 4]``: the hash's halves, the norm, and of which shard they are."""
-        if not self._known:
-            self._known, self._reason = True, self.unavailable
-        if self._reason is not None or not self._units:
+        """What this rank holds.
+
+        Returns:
+            ``replicas``, ``[parameters, 4]``: the hash's halves, the norm, and which shard it is: −1 where
+            this rank has nothing that another one has too. Empty where no rank has anything of the kind.
+        """
+        if not self._compares:
             return {}
-        values = [local(unit.parameter).detach() for unit in self._units]
-        hashed = torch.stack([fingerprint(one).to(self._device, non_blocking=True) for one in values])
-        norms = torch.zeros(len(values), dtype=torch.float64, device=self._device)
-        for device in dict.fromkeys(one.device for one in values):
+        device = meeting_device(self._layers)
+        nothing = torch.empty(0, device=device)
+        known = list(zip(self._units, self._copied, strict=True))
+        values = [local(unit.parameter).detach() if copied else nothing for unit, copied in known]
+        hashed = torch.stack([fingerprint(one).to(device, non_blocking=True) for one in values])
+        norms = torch.zeros(len(values), dtype=torch.float64, device=device)
+        for place in dict.fromkeys(one.device for one in values):
             # Of what lies elsewhere: none, whose norm is 0.
-            there = [one if one.device == device else None for one in values]
-            norms += gradient_norms(there, device).to(self._device, non_blocking=True)
-        indices = [-1 if unit.elsewhere else shard_index(unit.parameter) for unit in self._units]
-        shards = to_device(indices, self._device)
+            there = [one if one.device == place else None for one in values]
+            norms += gradient_norms(there, place).to(device, non_blocking=True)
+        shards = to_device([shard_index(unit.parameter) if copied else -1 for unit, copied in known], device)
         # Halves of 32 bits, each exact in fp64.
         low, high = hashed & _HALF, (hashed >> 32) & _HALF
-        own = torch.stack([low.double(), high.double(), norms, shards], dim=1)
-        return {"replicas": gather_over_ranks(own, self._device)}
+        return {"replicas": torch.stack([low.double(), high.double(), norms, shards], dim=1)}
 
-    def decode(self, arrays: dict[str, NDArray[np.float64]]) -> Values:
-        """How many parameters differ somewhere; of each layer that does, the spread of its norms."""
-        if "replicas" not in arrays:
-            return Values(unavailable={METRIC: _NOT_ALL} if self._reason == _NOT_ALL else {})
-        table = arrays["replicas"]
+    def decode(self, arrays: Mapping[str, NDArray[np.float64]]) -> Values:
+        """How many parameters differ somewhere; of each layer that does, the spread of its norms.
+
+        Args:
+            arrays: what ``compute`` returned on every rank, ``[ranks, parameters, 4]``.
+        """
+        self.divergences = []
+        table = arrays.get("replicas")
+        if table is None or len(table) < 2 or (table[..., 3] < 0).all():
+            return Values()  # there is nothing that could have been compared
         same = (table[..., [0, 1, 3]] == table[0][..., [0, 1, 3]]).all(axis=(0, 2))
         differing = [self._compare(i, table[:, i]) for i in np.flatnonzero(~same).tolist()]
         self.divergences = [one for one in differing if one is not None]
@@ -146,6 +136,10 @@ class Replicas:
         return Divergence(*self._names[index], tuple(sorted(odd)), spread) if odd else None
 
 
+def _has_replicas(unit: Unit) -> bool:
+    return not unit.elsewhere and 0 < shard_weight(unit.parameter, unit.holders) < 1
+
+
 def _spread(norms: NDArray[np.float64]) -> float:
     if not np.isfinite(norms).all():
         return float("inf")
@@ -163,8 +157,10 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     flat = flat.detach().reshape(-1)
     in_eight_bytes = 8 // flat.element_size()
-    if flat.storage_offset() % in_eight_bytes:
-        flat = flat.clone()  # to be read as wider numbers, it has to begin at a multiple of their size
+    if flat.storage_offset() % in_eight_bytes or flat.stride(0) != 1:
+        # To be read as wider numbers, it has to begin at a multiple of their size. One element, or none, has
+        # any stride that it had before.
+        flat = torch.empty(flat.shape, dtype=flat.dtype, device=flat.device).copy_(flat)
     even = flat.numel() - flat.numel() % in_eight_bytes
     words, rest = flat[:even].view(torch.int64).view(torch.int32), flat[even:].view(torch.uint8)
     whole = len(words) - len(words) % _COLUMNS

@@ -30,7 +30,6 @@ from palingenesis.signals.guard import Guard
 __all__ = [
     "JointNorms",
     "RootWeights",
-    "gather_over_ranks",
     "is_sharded",
     "local",
     "local_gradients",
@@ -172,14 +171,6 @@ def sum_over_ranks(tensors: Mapping[str, torch.Tensor], device: torch.device) ->
     }
 
 
-def gather_over_ranks(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``[ranks, …]``, fp64, on ``device``: every rank's tensor, all of one shape; one all-gather."""
-    own = tensor.detach().to(device, torch.float64, non_blocking=True).contiguous()
-    found = own.new_empty((dist.get_world_size(), *own.shape))
-    dist.all_gather(list(found.unbind()), own)
-    return found
-
-
 class RootWeights:
     """Roots of the ``shard_weight`` of gradients, on their device, remembered as long as they stay the same.
 
@@ -274,22 +265,19 @@ class JointNorms:
         """All of the step's norms are there."""
         self._filled[self._current] = 1.0
 
-    def add(
-        self, tensors: dict[str, torch.Tensor], absent: NDArray[np.bool_], shares: Mapping[str, torch.Tensor]
-    ) -> int:
+    def add(self, tensors: dict[str, torch.Tensor], absent: NDArray[np.bool_]) -> int:
         """Reduce, and add what is then known of all ranks to a packet's tensors.
 
         Args:
             tensors: gain ``norms/0``, ``guard/0``, ``holding`` (how many ranks have a gradient of each unit),
-                ``complete`` (how many filled every row), and the sums of ``shares``.
+                ``complete`` (how many filled every row).
             absent: which units have no gradient here.
-            shares: by name, of the same shapes on every rank.
 
         Returns:
             How many steps the guard folded.
         """
         holding = to_device((~absent).astype(np.float64).tolist(), self._device)
-        found = self._reduce({"holding": holding, **shares})
+        found = self._reduce({"holding": holding})
         tensors |= found
         if self._least is not None:
             tensors["complete"], self._least = self._least, None

@@ -10,7 +10,8 @@ iterates until that bounds the error of σ by 0.5%. Later calls start from the l
 mostly one step does. Another direction that takes the lead brings energy along, which shows in ‖W‖_F and
 starts a search from a random vector; one that takes it by little is found by a longer search, of which every
 matrix has its turn at each eighth call. On CUDA nothing is read: the steps are fixed, and where the residual
-turns out too large, the number is withheld and the next call goes on.
+turns out too large, the number is withheld and the next call goes on. On the CPU large matrices are worked on
+one after the other (``lanczos.py``), so that each stays in the cache.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from palingenesis.layers import Layers
+from palingenesis.signals.lanczos import ADMIXTURE, admixed, lanczos, orthonormal
 from palingenesis.signals.values import Values
 from palingenesis.signals.weights import (
     Floats,
@@ -49,9 +51,11 @@ TOLERANCE, AIM = 0.01, 0.007
 # search; of two random ones where the residual cannot be looked at; and at most.
 STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
-# What projection leaves of a vector below which it is rounding, and the space is exhausted.
-EXHAUSTED = 4e-6
 PIECE = 1 << 22  # elements of half precision that are converted at once
+# Elements of a matrix that is worth a processor's attention alone; the same while nothing is known of it and
+# several random starts are better than one; of one that may stay in the cache whole; and of a piece that does.
+ALONE, ALONE_COLD, STAYS, IN_CACHE = 1 << 14, 1 << 18, 1 << 21, 1 << 18
+FEW = 3  # vectors, whose products with a matrix in the cache are faster one by one
 SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
@@ -68,7 +72,7 @@ class Krylov:
     """
 
     def __init__(self, block: torch.Tensor, *, narrow: bool = False) -> None:
-        self._basis = _orthonormal(block, block[..., :0, :])
+        self._basis = orthonormal(block, block[..., :0, :])
         self._products = block[..., :0, :]
         self._rows, self._then = block.shape[-2], 1 if narrow else block.shape[-2]
 
@@ -76,7 +80,7 @@ class Krylov:
         """The rows ``[..., b, d]`` whose products with the operator are wanted."""
         if self._products.shape[-2]:
             self._rows = self._then
-            block = _orthonormal(self._products[..., -self._rows :, :], self._basis)
+            block = orthonormal(self._products[..., -self._rows :, :], self._basis)
             self._basis = torch.cat([self._basis, block], dim=-2)
         return self._basis[..., -self._rows :, :]
 
@@ -93,24 +97,6 @@ class Krylov:
         product = (vector @ self._products).squeeze(-2)
         errors = product - value.unsqueeze(-1) * (vector @ self._basis).squeeze(-2)
         return value, torch.linalg.vector_norm(errors, dim=-1), product
-
-
-def _orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-    """Rows of ``block`` made orthonormal, to each other and to the basis; 0 where nothing is left of one."""
-    rows = block[..., :0, :]
-    for row in block.split(1, dim=-2):
-        least = EXHAUSTED * torch.linalg.vector_norm(row, dim=-1, keepdim=True)
-        against = torch.cat([basis, rows], dim=-2)
-        row = row - (row @ against.mT) @ against
-        row = row - (row @ against.mT) @ against  # what cancels in the first leaves rounding behind
-        rows = torch.cat([rows, _unit(row, least)], dim=-2)
-    return rows
-
-
-def _unit(row: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """A row of length 1; 0 if it is no longer than ``least``; NaN if it holds one."""
-    length = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
-    return torch.where(length <= least, 0.0, row / length)
 
 
 def leading(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,20 +125,29 @@ def _by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector
 
 
-def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor, cached: bool = False) -> torch.Tensor:
     """``rows · WᵀW / scale²``: ``[..., b, d]``, in the rows' dtype, a slice of W converted at a time.
 
     Args:
         matrix: W, ``[..., m, d]``.
         rows: ``[..., b, d]``.
         scale: ``[..., 1, 1]``.
+        cached: W was read just now and may still be in the processor's cache.
     """
-    length = max(1, PIECE // max(1, matrix.numel() // max(1, matrix.shape[-2])))
+    single = matrix.device.type == "cpu" and matrix.dim() == 2 and rows.shape[-2] <= FEW
+    in_pieces = single and not cached and matrix.stride(-1) == 1
+    length = max(1, min(PIECE, IN_CACHE if in_pieces else PIECE) // max(1, matrix[..., :1, :].numel()))
     result = torch.zeros_like(rows)
     for piece in matrix.split(length, dim=-2):
         piece = piece.to(rows.dtype)
-        result += ((rows @ piece.mT) / scale) @ piece
-    return result / scale
+        if not single:
+            result += ((rows @ piece.mT) / scale) @ piece
+            continue
+        if in_pieces:
+            piece.sum()
+        for row, total in zip(rows.unbind(), result.unbind(), strict=True):
+            total.addmv_(piece.mT, piece.mv(row).div_(scale.view(1)))
+    return result.div_(scale)
 
 
 class _Plan(NamedTuple):

@@ -1,0 +1,145 @@
+"""From micro-batches, ranks and consecutive steps to the gradient noise scale.
+
+Parts of one step are compared where there are several: micro-batches, heard by hooks, or ranks, whose hooks
+hear a gradient before it is averaged. Where the whole step is one part, two consecutive steps are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from palingenesis.signals.cosine import Norms, Products
+from palingenesis.signals.microbatch import MicroBatches
+from palingenesis.signals.noise_scale import Batch, NoiseScale
+from palingenesis.signals.values import Values
+from palingenesis.tiers.outputs import Outputs
+
+# Ranks tell one another of so many micro-batches; a step with more is not compared.
+MOST = 64
+_UNKNOWN = -1.0
+# Steps whose batch size is remembered: the one looked at, and the one before.
+_REMEMBERED = 2
+# A step's gradients are taken for unclipped where what the hooks heard agrees this well.
+_SAME = 1e-3
+
+
+class Noise:
+    """Gathers what single steps say about the noise.
+
+    Args:
+        ranks: how many hear parts of the same step; 1 where this process is alone.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self.scale = NoiseScale()
+        self._batches: dict[int, Batch] = {}
+
+    @torch.no_grad()
+    def compute(
+        self,
+        heard: MicroBatches | None,
+        outputs: Outputs,
+        norms: Norms | None,
+        still_scaled: torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        """What one step's parts were, to be sent: ``parts/table`` ``[4, parts]``, ``parts/whole`` ``[4]``.
+
+        Args:
+            heard: by the hooks.
+            outputs: of the same step, for the parts' sizes.
+            norms: of the step's gradients, without the loss scale.
+            still_scaled: loss scale that ``.grad`` still carries.
+
+        The table holds each part's squared norm, tokens, sequences and weight, −1 where unknown; the rest is
+        how many parts there are, the inner product of the probe's ``.grad`` with what was heard of it, that
+        ``.grad``'s squared norm, and the squared norm of the whole gradient.
+        """
+        if heard is None or norms is None or heard.probe is None or not heard.squares:
+            return {}
+        squares = list(heard.squares.values())
+        device = squares[0].device
+        total = torch.stack([one.to(device, non_blocking=True) for one in squares]).sum(0)
+        size = heard.count if self._ranks == 1 else MOST
+        table = total.new_full((4, size), _UNKNOWN)
+        kept = min(heard.count, size)
+        table[0, :kept] = total[:kept]
+        sizes = outputs.tokens.micro_batches
+        if len(sizes) == heard.count:
+            weights = outputs.weights
+            for part, one in enumerate(sizes[:kept]):
+                table[1, part].copy_(one.loss_tokens, non_blocking=True)
+                table[2, part].fill_(float(one.rows))
+                if weights is not None:
+                    table[3, part].fill_(weights[part])
+        parameter, sums = heard.probe
+        assert parameter.grad is not None
+        gradient = parameter.grad.detach().to(sums)
+        if still_scaled is not None:
+            gradient = gradient / still_scaled.to(gradient.device, non_blocking=True)
+        whole = total.new_empty(4)
+        whole[0].fill_(float(heard.count))
+        whole[1].copy_((gradient * sums).sum(), non_blocking=True)
+        whole[2].copy_(gradient.square().sum(), non_blocking=True)
+        of_all = [one.square().sum().to(device, non_blocking=True) for one in norms.values()]
+        whole[3].copy_(torch.stack(of_all).sum(), non_blocking=True)
+        return {"parts/table": table, "parts/whole": whole}
+
+    # -- on the host -------------------------------------------------------------------------------------
+
+    def note_batch(self, step: int, batch: Batch | None) -> None:
+        """Remember the size of a step's batch, over all ranks."""
+        if batch is not None:
+            self._batches[step] = batch
+        for old in [one for one in self._batches if one <= step - _REMEMBERED]:
+            del self._batches[old]
+
+    def take_parts(self, step: int, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """Take in one step's parts.
+
+        Args:
+            step: the step.
+            arrays: what ``compute`` returned, ``[ranks, …]`` each.
+        """
+        if "parts/table" not in arrays:
+            return
+        tables, wholes = arrays["parts/table"], arrays["parts/whole"]
+        counts, ranks = wholes[:, 0].astype(int), len(tables)
+        if ranks != self._ranks or (counts > tables.shape[2]).any():
+            return
+        inner, of_probe, whole = wholes[:, 1].sum() / ranks, wholes[0, 2], wholes[0, 3]
+        if not (inner > 0 and of_probe > 0):
+            return  # nothing tells what was done to the gradient between its parts and here
+        # The gradient that is there is the average over ranks of what was heard, but for clipping.
+        factor = of_probe / inner
+        if abs(factor - 1) > _SAME:
+            whole = whole / factor**2
+        parts = np.concatenate([table[:, :count].T for table, count in zip(tables, counts, strict=True)])
+        squares, tokens, sequences, weights = parts.T
+        known = not (tokens == _UNKNOWN).any()
+        self.scale.add_parts(
+            step,
+            "microbatch" if counts.max() > 1 else "rank",
+            squares / ranks**2,
+            float(whole),
+            tokens=tokens if known else None,
+            sequences=sequences if known else None,
+            shares=None if (weights == _UNKNOWN).any() else weights / weights.sum(),
+        )
+
+    def take_consecutive(self, step: int, products: Products | None) -> None:
+        """Take in what two consecutive steps have in common."""
+        if products is None:
+            return
+        before, now = self._batches.get(step - 1), self._batches.get(step)
+        if before is None or now is None:
+            before = now = Batch()
+        self.scale.add_consecutive(step, *products, before, now)
+
+    def values(self) -> tuple[Values, dict[str, str]]:
+        """The noise scale, once enough steps have told, and its labels."""
+        return (Values(), {}) if self.scale.source is None else self.scale.values()

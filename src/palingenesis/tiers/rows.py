@@ -1,0 +1,41 @@
+"""Rows of metrics that wait for what is still to arrive of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Rows:
+    """One row a step, written in order, each once.
+
+    Args:
+        most: rows that may wait; where what they wait for never comes, the oldest are dropped.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rows: dict[int, dict[str, Any]] = {}
+        # The last step whose row was handed out: what comes for it later is too late.
+        self._done = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add to a step's row."""
+        if step <= self._done:
+            return
+        self._rows.setdefault(step, {}).update(values)
+        while len(self._rows) > self._most:
+            del self._rows[min(self._rows)]
+
+    def take(self, until: int) -> list[dict[str, Any]]:
+        """The rows of steps up to ``until``, in order."""
+        steps = sorted(step for step in self._rows if step <= until)
+        self._done = max(self._done, until)
+        return [{"train/global_step": step, **self._rows.pop(step)} for step in steps]
+
+    def restart(self, step: int) -> None:
+        """Go on from a step, which may be an earlier one."""
+        self._rows, self._done = {}, step
