@@ -74,8 +74,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def is_pretrained(model: nn.Module) -> bool:
-    """Whether a model was loaded, as transformers marks what ``from_pretrained`` returns."""
-    return bool(getattr(getattr(peel(model), "config", None), "_name_or_path", ""))

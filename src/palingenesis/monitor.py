@@ -18,7 +18,7 @@ from palingenesis import lifecycle
 from palingenesis.arguments import check_arguments
 from palingenesis.changes import Inventory, unwrap_optimizers
 from palingenesis.config import MonitorConfig, configured
-from palingenesis.describe import describe_run, is_pretrained, learning_rate, rank_and_world_size
+from palingenesis.describe import describe_run, learning_rate, rank_and_world_size
 from palingenesis.errors import MonitorClosedError
 from palingenesis.events import Event
 from palingenesis.interval import Gatherer, Interval, one_number
@@ -112,17 +112,13 @@ class Monitor:
         self._folder = None if out is None or (rank == 0 and writer is None) else Path(out)
         schedule, watched = Schedule(self.config, max_steps), self._inventory.layers
         tiers = Tiers(model, watched, self.config, self._optimizers, self._scaler, schedule, self._failed)
-        self._numbers = Numbers(tiers, self.config, pretrained=self._knows(model))
+        self._numbers = Numbers(tiers, self.config)
         self._judging = Judging(self._inventory, self.config, self._journal, self._numbers, gradients)
         if gradients == "released":
             tiers.expect_released(self._step + 1)
         self._journal.tell(
             lifecycle.opening(name, self._step, self._inventory, resuming=self._judging.resuming)
         )
-
-    def _knows(self, model: nn.Module) -> bool:
-        """Whether the model has learned something before."""
-        return is_pretrained(model) if self.config.pretrained is None else self.config.pretrained
 
     # -- what a training loop calls ----------------------------------------------------------------------
 
@@ -153,6 +149,7 @@ class Monitor:
         if self._due:
             gathered = (gathered or together) and self._try(self._refresh)
         gathered = (gathered or together) and self._try(self._look)
+        self._try(self._look_at_tiers)
         if self._due and (gathered or together):
             self._try(self._send)
         self._try(self._judge)
@@ -334,6 +331,8 @@ class Monitor:
         wanted = self._due or self.config.guard_every_step or tiers.schedule.needs_norms(self._step)
         if wanted and (known is not None or not tiers.released):
             self._gatherer.look(self._step, known)
+
+    def _look_at_tiers(self) -> None:
         self._numbers.look(self._step, self._gatherer.reader.norms(self._step), self._heard)
 
     def _send(self) -> None:

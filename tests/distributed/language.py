@@ -73,9 +73,12 @@ class Batch(NamedTuple):
 
 
 def batch(step: int) -> Batch:
-    """Sequences of different lengths, whose first tokens are a prompt without loss."""
+    """Sequences of different lengths, whose first tokens are a prompt without loss.
+
+    Some tokens are more frequent than others, so that there is something to learn.
+    """
     random = torch.Generator().manual_seed(1000 + step)
-    ids = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=random)
+    ids = (torch.rand((ROWS, LENGTH), generator=random) ** 2 * VOCABULARY).long()
     lengths = torch.randint(6, LENGTH + 1, (ROWS, 1), generator=random)
     prompts = torch.randint(1, 4, (ROWS, 1), generator=random)
     at = torch.arange(LENGTH)
@@ -109,7 +112,8 @@ class Ran:
             "rows": rows,
             "labels": labels,
             "events": [
-                {"event": e.event, "step": e.step, "message": e.message, **e.fields} for e in self.events
+                {"event": e.event, "step": e.step, "severity": e.severity, "message": e.message, **e.fields}
+                for e in self.events
             ],
             "losses": self.losses,
             "weights": self.weights,

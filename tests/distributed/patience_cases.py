@@ -18,8 +18,8 @@ from torch import nn
 
 from palingenesis import Monitor, MonitorConfig
 from palingenesis.signals.cosine import GradientCosine
-from palingenesis.signals.memory import Memory
 from palingenesis.signals.meeting import agree
+from palingenesis.signals.memory import Memory
 from palingenesis.signals.replicas import Replicas
 from palingenesis.signals.spectrum import Spectrum
 from palingenesis.signals.weights import WeightNorms

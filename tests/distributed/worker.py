@@ -10,12 +10,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.distributed import patience_cases, rank_cases, reading_cases, replica_cases, sharding_cases
+from tests.distributed import (
+    apart_cases,
+    patience_cases,
+    rank_cases,
+    reading_cases,
+    replica_cases,
+    sharding_cases,
+)
 
 GROUPS = {
     "signals": (sharding_cases, replica_cases, rank_cases),
     "readings": (reading_cases,),
     "patience": (patience_cases,),
+    "apart": (apart_cases,),
 }
 
 

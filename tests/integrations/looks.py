@@ -36,7 +36,6 @@ class Noting(Monitor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.batches: list[Noted] = []
         self.observed: list[tuple[int, str]] = []
-        self.reasons: list[str] = []
         self.last_step = kwargs.get("max_steps")
         super().__init__(*args, **kwargs)
 
@@ -57,10 +56,6 @@ class Noting(Monitor):
         kind = next(name for name in ("entropies", "logits", "hidden") if name in given)
         self.observed.append((self.global_step + 1, kind))
         super().observe_output(**given)
-
-    def cannot_observe(self, reason: str) -> None:
-        self.reasons.append(reason)
-        super().cannot_observe(reason)
 
 
 class Readings(list[Reading]):

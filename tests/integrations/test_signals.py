@@ -268,3 +268,18 @@ def test_readings_reach_the_log_as_numbers(tmp_path: Path) -> None:
     assert all(isinstance(value, int | float) for value in told.values())
     assert {"health/alarms_active", "health/verdict", "health/checks"} <= told.keys()
     json.dumps(last)
+
+
+def test_a_short_run_looks_at_its_weights_once_more(tmp_path: Path) -> None:
+    readings = Readings()
+    uneven_trainer(tmp_path, health(readings), max_steps=6).train()
+    looked = [reading.step for reading in readings if "health/stable_rank" in reading.layers]
+    assert looked == [1, 6]
+    assert readings[-1].scalars["health/weight_drift_max"] > 0
+
+
+def test_the_noise_scale_comes_from_micro_batches(tmp_path: Path) -> None:
+    readings = Readings()
+    options = {"max_steps": 40, "gradient_accumulation_steps": 4}
+    uneven_trainer(tmp_path, health(readings, tier2_every=1), **options).train()
+    assert readings[-1].labels["health/gns_source"] == "microbatch"

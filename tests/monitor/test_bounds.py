@@ -139,14 +139,41 @@ def test_drift_and_imbalance_are_bounded_and_counted_together() -> None:
     assert run.monitor.latest["health/warnings"] == 0
 
 
-def test_what_is_only_told_is_no_active_warning() -> None:
+def test_the_drift_of_random_weights_is_an_ordinary_warning_and_no_finding() -> None:
     run = Run()
     run.begin()
     run.steps(1)
     run.put(run.fine[0] * 1.9)
     run.steps(3)
-    assert [(e.event, e.severity) for e in run.seen if e.diagnosis] == [("bound_crossed", "info")]
-    assert run.monitor.latest["health/warnings"] == 0
+    (event,) = (e for e in run.seen if e.diagnosis)
+    assert (event.event, event.severity, event.ordinary) == ("bound_crossed", "warning", True)
+    assert run.monitor.latest["health/warnings"] == 1
+    assert run.monitor.verdict != "WARNING"
+
+
+def test_a_model_whose_matrices_are_not_random_has_learned_something() -> None:
+    run = Run()
+    for block in (0, 1):
+        run.put(collapsed(4.0, run.fine[0]), block)
+    run.fine = [layer.weight.detach().clone() for layer in run.model["h"]]
+    run.begin()
+    run.steps(1)
+    run.put(run.fine[0] * 1.9)
+    run.steps(3)
+    (event,) = (e for e in run.seen if e.event == "bound_crossed")
+    assert event.diagnosis == "weight_drift" and not event.ordinary
+    assert run.monitor.verdict == "WARNING"
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_what_the_user_says_of_the_model_counts(pretrained: bool) -> None:
+    run = Run(pretrained=pretrained)
+    run.begin()
+    run.steps(1)
+    run.put(run.fine[0] * 1.9)
+    run.steps(3)
+    (event,) = (e for e in run.seen if e.event == "bound_crossed")
+    assert event.ordinary is not pretrained
 
 
 @pytest.mark.parametrize("logging_steps", [1, 4])

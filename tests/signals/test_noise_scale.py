@@ -91,6 +91,93 @@ def test_the_interval_covers_the_truth_consecutive(problem: str) -> None:
     assert np.mean([covered(scale, right) for scale in scales]) >= 0.9
 
 
+# -- with as many dimensions as models have ----------------------------------------------------------------
+
+# In few dimensions ‖g‖² itself is so noisy that a scale far above the batch is hardly ever told; in many it is.
+# Name: dimensions, B over the batch, tokens of the parts, whose gradients are as many vectors.
+WIDE = {
+    "B/batch 0.01": (40, 0.01, [1025, 1025, 1025, 1025]),
+    "B/batch 0.01, unequal": (40, 0.01, [100, 1000, 3000]),
+    "B/batch 1": (1000, 1.0, [500, 500, 500]),
+    "B/batch 1, unequal": (1000, 1.0, [100, 400, 1000]),
+    "B/batch 10": (10**6, 10.0, [40_000, 40_000, 40_000, 40_000]),
+    "B/batch 10, unequal": (10**6, 10.0, [10_000, 50_000, 100_000]),
+    "B/batch 100": (10**6, 100.0, [4000, 4000, 4000, 4000]),
+    "B/batch 100, unequal": (10**6, 100.0, [1000, 5000, 10_000]),
+}
+
+
+def wide_gradients(rng: np.random.Generator, dims: int, scale: float, counts: list[int]) -> np.ndarray:
+    """As ``gradients``, in coordinates of as many dimensions as there are parts, and one: ``[parts, parts + 1]``.
+
+    Along δ a part's gradient is the mean of a·e, with a = x·δ and e = a − σ·noise. Across, it is Gaussian of
+    variance Σe²/n² in every one of the other dimensions, and Gaussian vectors have the lengths and products of
+    the rows of Bartlett's triangle (1933): a root of χ² on the diagonal, normals beside it.
+    """
+    sigma = math.sqrt(max(scale * sum(counts) - dims - 1, 0.0) / dims)
+    parts = len(counts)
+    triangle = np.tril(rng.standard_normal((parts, parts)), -1)
+    triangle += np.diag(np.sqrt(rng.chisquare(dims - 1 - np.arange(parts))))
+    found = np.empty((parts, parts + 1))
+    for part, count in enumerate(counts):
+        a = rng.standard_normal(count, dtype=np.float32)
+        e = a - sigma * rng.standard_normal(count, dtype=np.float32)
+        found[part] = np.append(a @ e, np.sqrt(e @ e) * triangle[part]) / count
+    return found
+
+
+def test_wide_gradients_are_the_plain_ones() -> None:
+    """Moments of lengths and of inner products, of both ways to draw them."""
+    dims, ratio, counts = 12, 2.0, [3, 9]
+    plain = gradients(np.random.default_rng(0), dims, ratio, counts)
+    rng = np.random.default_rng(1)
+    short = np.array([wide_gradients(rng, dims, ratio, counts) for _ in range(4000)])
+    plain = np.concatenate([plain, *(gradients(rng, dims, ratio, counts) for _ in range(19))])
+    for left, right in zip(_products(plain), _products(short), strict=True):
+        error = math.hypot(left.std() / len(left) ** 0.5, right.std() / len(right) ** 0.5)
+        assert abs(left.mean() - right.mean()) < 4 * error
+        assert left.std() == pytest.approx(right.std(), rel=0.15)
+
+
+def _products(drawn: np.ndarray) -> list[np.ndarray]:
+    return [(drawn[:, a] * drawn[:, b]).sum(1) for a, b in ((0, 0), (0, 1), (1, 1))]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("problem", WIDE)
+def test_the_interval_itself_covers_the_truth(problem: str, source: str) -> None:
+    """A number is told, not a bound, and ±1.96 of its error hold the truth in at least 90% of trials."""
+    dims, ratio, counts = WIDE[problem]
+    if source == "consecutive":  # two steps of two batches
+        counts = [sum(counts), sum(counts) // (2 if "unequal" in problem else 1)]
+    rng = np.random.default_rng(SOURCES.index(source))
+    shares = np.array(counts) / sum(counts)
+    right = truth(dims, ratio, counts)
+    intervals = []
+    for _ in range(100):
+        scale = NoiseScale()
+        for step in range(20):
+            drawn = wide_gradients(rng, dims, ratio, counts)
+            if source == "consecutive":
+                (before, inner), (_, now) = drawn @ drawn.T
+                sizes = [Batch(tokens=count, sequences=count / 100) for count in counts]
+                scale.add_consecutive(step, inner, before, now, *sizes)
+            else:
+                parts = drawn * shares[:, None]
+                squares, whole = np.square(parts).sum(1), float(np.square(parts.sum(0)).sum())
+                sequences = [count / 100 for count in counts]
+                scale.add_parts(step, source, squares, whole, tokens=counts, sequences=sequences)
+        values = scale.values()[0].scalars
+        intervals.append([values.get(f"health/gns_tokens{end}", math.nan) for end in ("", "_se")])
+        if "health/gns" in values:
+            assert values["health/gns"] == pytest.approx(values["health/gns_tokens"] / 100)
+    found, errors = np.array(intervals).T
+    told = np.isfinite(found)
+    assert told.mean() >= 0.95
+    assert (np.abs(found - right) <= 1.96 * errors)[told].mean() >= 0.9
+    assert np.median(found[told]) == pytest.approx(right, rel=0.1)
+
+
 def test_a_scale_far_above_the_batch_is_a_lower_bound() -> None:
     dims, ratio, counts = PROBLEMS["B/batch 100"]
     rng = np.random.default_rng(1)

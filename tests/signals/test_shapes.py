@@ -187,10 +187,10 @@ def test_cosine(given: list[list[tuple[Kind, str]]]) -> None:
 
 
 def cosine_of(x: torch.Tensor, y: torch.Tensor) -> float | None:
-    if not (x.count_nonzero() and y.count_nonzero()):
-        return None
     if not (x.isfinite().all() and y.isfinite().all()):
         return math.nan
+    if not (x.count_nonzero() and y.count_nonzero()):
+        return None
     x, y = x / x.abs().max(), y / y.abs().max()
     return float(x @ y / (x.norm() * y.norm()))
 
@@ -214,7 +214,8 @@ def test_micro_batches(given: list[list[tuple[Kind, str]]]) -> None:
             if how == "sparse":
                 rows = torch.arange(0, kind.shape[0], 2)
                 wanted = kind.tensor()[rows]
-                if parameter.dim() == 2:
+                # Autograd cannot add sparse gradients of half precision on a CPU.
+                if parameter.dim() == 2 and kind.dtype in (torch.float32, torch.float64):
                     terms.append(_product(nn.functional.embedding(rows, parameter, sparse=True), wanted))
                 else:
                     terms.append(_product(parameter[rows], wanted))
@@ -683,7 +684,8 @@ def test_updates(members: list[Kind], rate: float, how: str, seed: int) -> None:
         source = torch.Generator().manual_seed(seed + i)
         gradient = gaussian(tuple(weight.shape), source) * float(weight.detach().double().abs().mean())
         gradient = gradient.to(weight.dtype)
-        if how == "sparse" and weight.dim() == 2 and weight.numel():
+        # The optimizer refuses to add sparse gradients to weights of other strides.
+        if how == "sparse" and weight.dim() == 2 and weight.numel() and weight.is_contiguous():
             rows = torch.arange(0, weight.shape[0], 2)
             stored = torch.where(gradient == 0, 1, gradient)[rows]
             gradient = torch.sparse_coo_tensor(rows[None], stored, weight.shape, check_invariants=True)

@@ -18,7 +18,7 @@ from palingenesis.watch.bounds import MOST_EVENTS, BoundsWatch
 from palingenesis.watch.limits import BACK_MARGIN, bounds
 
 CONFIG = MonitorConfig()
-BY_NAME = {bound.name: bound for bound in bounds(CONFIG, pretrained=True)}
+BY_NAME = {bound.name: bound for bound in bounds(CONFIG)}
 RANK, RATIO = "health/stable_rank/", "health/weight_norm_ratio"
 DRIFT, ENTROPY = "health/weight_drift_max", "health/output_entropy"
 # Of each bound: a number that is fine, one beyond it, and one more than a third worse than that.
@@ -326,14 +326,16 @@ def test_the_layer_of_a_maximum_is_named_where_it_is_known() -> None:
     assert event.message.startswith("h.3: weight drift 0.7")
 
 
-def test_a_model_from_scratch_is_only_told_of_its_drift() -> None:
+def test_what_training_from_scratch_does_anyway_is_warned_of_as_ordinary() -> None:
     watch = BoundsWatch(CONFIG, pretrained=False)
-    watch.check(1, {ENTROPY: 3.0})
-    drift, entropy = watch.check(2, {DRIFT: 0.6, ENTROPY: 0.6})
-    assert (drift.event, drift.severity) == ("bound_crossed", "info")
-    assert "ordinary" in drift.message
-    assert entropy.severity == "warning"
-    assert watch.active == 1
+    a, b = f"{RANK}a", f"{RANK}b"
+    watch.check(1, {a: 9.0, b: 9.0, ENTROPY: 3.0})
+    ranks, drift, entropy = watch.check(2, {a: 2.0, b: 1.5, DRIFT: 0.6, ENTROPY: 0.6})
+    assert [event.severity for event in (ranks, drift, entropy)] == ["warning"] * 3
+    assert [event.ordinary for event in (ranks, drift, entropy)] == [True, True, False]
+    assert "ordinary" in drift.message and "random weights" in ranks.message
+    assert set(ranks.values) == {a, b}  # one line is enough
+    assert watch.active == 4
     (event,) = watch.check(3, {DRIFT: 0.1})
     assert event.event == "bound_cleared"
 

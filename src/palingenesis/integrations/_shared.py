@@ -163,6 +163,7 @@ class Session:
             elif event.event == "alarm_cleared":
                 self._open_alarms.discard(alarm)
             stops = event.severity in self._stopping and event.event not in _NEVER_STOPPING
+            stops = stops and not event.ordinary
             if stops and self._stop_reason is None:
                 self._stop_reason = event
         self._seen = len(events)

@@ -136,10 +136,12 @@ def _decide(
     warnings = [event for event in events if _is_bad(event)]
     if warnings:
         return WARNING, _first(warnings)
-    return _without_findings(checks, judged, end)
+    return _without_findings(checks, judged, end, sum(bool(event.ordinary) for event in events))
 
 
-def _without_findings(checks: int, judged: int, end: Mapping[str, Any] | None) -> tuple[str, str]:
+def _without_findings(
+    checks: int, judged: int, end: Mapping[str, Any] | None, ordinary: int
+) -> tuple[str, str]:
     if end is None:
         return INTERRUPTED, "the record has no end: the run was killed, or is still running"
     error = _error(end)
@@ -153,11 +155,14 @@ def _without_findings(checks: int, judged: int, end: Mapping[str, Any] | None) -
             f"still warming up after {length}: {_count(checks, 'check')} did not judge any layer "
             "often enough, so no alarm could have fired"
         )
-    return HEALTHY, f"{_count(checks, 'check')} in {length}, and nothing rang"
+    rang = f"only {_count(ordinary, 'warning')} that is ordinary in training from scratch"
+    if ordinary > 1:
+        rang = f"only {_count(ordinary, 'warning')} that are ordinary in training from scratch"
+    return HEALTHY, f"{_count(checks, 'check')} in {length}, and {rang if ordinary else 'nothing rang'}"
 
 
 def _is_bad(event: Event) -> bool:
-    return event.severity != "info" and event.event not in _ENDINGS
+    return event.severity != "info" and event.event not in _ENDINGS and not event.ordinary
 
 
 def _first(events: Sequence[Event]) -> str:

@@ -99,7 +99,8 @@ def marks_of(facts: Facts, start: float, end: float) -> list[Mark]:
         label = what if layer is None else f"{visible(layer, _WIDE_LABEL)}, {what}"
         # What was so before the first step is marked where the axis begins.
         at = max(float(event.step), start)
-        marks.append(Mark(lane, event.severity, at, last, label, tail(what, _NARROW_LABEL), words))
+        severity = "info" if event.ordinary else event.severity
+        marks.append(Mark(lane, severity, at, last, label, tail(what, _NARROW_LABEL), words))
     return marks
 
 

@@ -48,10 +48,16 @@ def what_came_first(events: Sequence[Event], episodes: Sequence[Episode]) -> lis
             elif episode.incident not in told:
                 told.add(episode.incident)
                 moments.append(_of_incident(episode.incident, events, episodes))
-        elif event.severity != "info" and event.event not in _TOLD_ELSEWHERE and not event.superseded:
+        elif _is_moment(event):
             moments.append(_of_event(event))
     # A stable sort: things that began at the same step stay in the order of the record.
     return sorted(moments, key=lambda moment: moment.onset)
+
+
+def _is_moment(event: Event) -> bool:
+    if event.superseded or event.ordinary:
+        return False
+    return event.severity != "info" and event.event not in _TOLD_ELSEWHERE
 
 
 def _of_alarm(episode: Episode) -> Moment:

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 # What projection leaves of a vector below which it is rounding, and the space is exhausted.
 EXHAUSTED = 4e-6
@@ -22,11 +24,11 @@ ADMIXTURE = 0.3
 
 
 class Leading(NamedTuple):
-    """Largest Ritz value and its residual norm, ``[]``; the product with its vector, ``[d]``, which is closer
-    to the eigenvector than that is itself."""
+    """Largest Ritz value and its residual norm; the operator's product with its vector, ``[d]``, which is
+    closer to the eigenvector than that is itself."""
 
-    value: torch.Tensor
-    residual: torch.Tensor
+    value: float
+    residual: float
     product: torch.Tensor
 
 
@@ -40,48 +42,53 @@ def lanczos(
 ) -> Leading:
     """The leading eigenvalue of a positive semi-definite operator, on the CPU.
 
-    Full reorthogonalisation; the projected operator's lower triangle is what the projection finds anyway.
+    With full reorthogonalisation. The projected operator is what the projection finds anyway, and the
+    residual what it leaves of the last product.
 
     Args:
-        operator: its product with ``[d]``.
+        operator: its product with ``[d]``, a new tensor.
         start: where to begin, ``[d]``.
         least: steps before the residual is looked at.
         most: steps at most.
         aim: residual relative to the value at which to stop.
     """
     most = min(most, start.numel())
-    basis, products = start.new_empty(most, start.numel()), start.new_empty(most, start.numel())
-    small = start.new_zeros(most, most)
-    row = start / torch.linalg.vector_norm(start)
-    steps, settled = 0, False
-    while not settled:
-        basis[steps] = row
-        product = products[steps] = operator(row)
-        steps += 1
-        known = basis[:steps]
-        parts = small[steps - 1, :steps].copy_(known.mv(product))
-        row = torch.addmv(product, known.mT, parts, alpha=-1)
+    basis = start.new_empty(most, start.numel())
+    parts: list[list[float]] = []
+    row, left = start, float(torch.linalg.vector_norm(start)) or 1.0
+    while True:
+        torch.div(row, left, out=basis[len(parts)])
+        row = operator(basis[len(parts)])
+        known = basis[: len(parts) + 1]
+        inside = known.mv(row)
+        row.addmv_(known.mT, inside, alpha=-1)
         row.addmv_(known.mT, known.mv(row), alpha=-1)  # what cancels in the first leaves rounding behind
-        length = torch.linalg.vector_norm(row)
-        left, size = float(length), float(torch.linalg.vector_norm(parts))
+        parts.append(inside.tolist())
+        left = float(torch.linalg.vector_norm(row))
+        size = math.hypot(*parts[-1])
         if not math.isfinite(left + size):
-            nothing = torch.full_like(length, math.nan)
-            return Leading(nothing, nothing, product)
-        settled = steps == most or left <= EXHAUSTED * size
-        if settled or steps >= least:
-            values, vectors = torch.linalg.eigh(small[:steps, :steps])
-            value, vector = values[-1], vectors[:, -1]
-            settled = settled or left * abs(float(vector[-1])) <= aim * float(value)
-        row /= length
-    product = products[:steps].mT.mv(vector)
-    errors = torch.addmv(product, basis[:steps].mT, vector, alpha=-float(value))
-    return Leading(value, torch.linalg.vector_norm(errors), product)
+            return Leading(math.nan, math.nan, row)
+        last = len(parts) == most or left <= EXHAUSTED * size
+        if last or len(parts) >= least:
+            value, vector = _leading(parts)
+            residual = left * abs(float(vector[-1]))
+            if last or residual <= aim * value:
+                inside = torch.from_numpy(value * vector).to(row.dtype)
+                return Leading(value, residual, row.mul_(float(vector[-1])).addmv_(known.mT, inside))
+
+
+def _leading(parts: list[list[float]]) -> tuple[float, NDArray[np.float64]]:
+    """Largest eigenvalue and its vector of a symmetric matrix, given the rows of its lower triangle."""
+    matrix = np.zeros((len(parts), len(parts)))
+    for row, given in zip(matrix, parts, strict=True):
+        row[: len(given)] = given
+    values, vectors = np.linalg.eigh(matrix)
+    return float(values[-1]), vectors[:, -1]
 
 
 def admixed(known: torch.Tensor, fresh: torch.Tensor, share: float = ADMIXTURE) -> torch.Tensor:
-    """A known direction and a fresh one in a single start: ``[d]``, from ``[d]`` each."""
-    length = torch.linalg.vector_norm(known)
-    return torch.where(length > 0, known / length, 0.0) + share * fresh / torch.linalg.vector_norm(fresh)
+    """A known direction, of length 1 or 0, and a share of a fresh one in a single start, ``[d]``."""
+    return torch.add(known, fresh, alpha=share / float(torch.linalg.vector_norm(fresh)))
 
 
 def orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:

@@ -52,10 +52,9 @@ TOLERANCE, AIM = 0.01, 0.007
 STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
 PIECE = 1 << 22  # elements of half precision that are converted at once
-# Elements of a matrix that is worth a processor's attention alone; the same while nothing is known of it and
-# several random starts are better than one; of one that may stay in the cache whole; and of a piece that does.
-ALONE, ALONE_COLD, STAYS, IN_CACHE = 1 << 14, 1 << 18, 1 << 21, 1 << 18
-FEW = 3  # vectors, whose products with a matrix in the cache are faster one by one
+# On the CPU. Elements of a matrix that is worth working on alone, of one that may then stay in the cache, and
+# of a piece that does; vectors whose products with a matrix in the cache are faster one by one.
+ALONE, STAYS, IN_CACHE, FEW = 1 << 14, 1 << 21, 1 << 18, 3
 SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
@@ -132,31 +131,36 @@ def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor, cached: 
         matrix: W, ``[..., m, d]``.
         rows: ``[..., b, d]``.
         scale: ``[..., 1, 1]``.
-        cached: W was read just now and may still be in the processor's cache.
+        cached: W is one matrix of the rows' dtype, in the processor's cache; with one row.
     """
+    if cached:
+        row, size = rows[0], scale.view(1)
+        return matrix.mT.mv(matrix.mv(row).div_(size)).div_(size).unsqueeze(0)
     single = matrix.device.type == "cpu" and matrix.dim() == 2 and rows.shape[-2] <= FEW
-    in_pieces = single and not cached and matrix.stride(-1) == 1
-    length = max(1, min(PIECE, IN_CACHE if in_pieces else PIECE) // max(1, matrix[..., :1, :].numel()))
+    in_pieces = single and matrix.stride(-1) == 1
+    most = min(PIECE, IN_CACHE) if in_pieces else PIECE
     result = torch.zeros_like(rows)
-    for piece in matrix.split(length, dim=-2):
+    for piece in matrix.split(max(1, most // max(1, matrix[..., :1, :].numel())), dim=-2):
         piece = piece.to(rows.dtype)
         if not single:
             result += ((rows @ piece.mT) / scale) @ piece
             continue
         if in_pieces:
-            piece.sum()
+            piece.sum()  # a stream that a processor reads ahead: products twice as fast make up for it
         for row, total in zip(rows.unbind(), result.unbind(), strict=True):
             total.addmv_(piece.mT, piece.mv(row).div_(scale.view(1)))
     return result.div_(scale)
 
 
 class _Plan(NamedTuple):
-    """Whether to start from the last call's vector, from how many random ones, and for how many steps."""
+    """Whether to start from the last call's vector, from how many random ones, and for how many steps;
+    whether each matrix is worked on alone."""
 
     known: bool
     fresh: int
     steps: int
     search: bool = False
+    alone: bool = False
 
 
 @dataclass(eq=False)
@@ -177,13 +181,51 @@ class _Progress:
         if look:
             self.square = float(norm.square().sum())
         shape = self.matrix.tall().shape
+        elements = shape.numel() if look and not self.matrix.stacked else 0
         if self.vector is None or self.vector.shape != (*shape[:-2], shape[-1]):
             return _Plan(known=False, fresh=2, steps=WARM if look else COLD)
+        if elements >= ALONE:
+            return self._plan_alone(before, call)
         if shards.summed or (call + self.matrix.index) % SEARCH_EVERY == 0:
             return _Plan(known=True, fresh=1, steps=SEARCH, search=look)
         if look and self.settled and is_still(self.value, before, self.square):
             return _Plan(known=True, fresh=0, steps=STILL)
         return _Plan(known=True, fresh=1, steps=WARM if look or self.settled else COLD)
+
+    def _plan_alone(self, before: float, call: int) -> _Plan:
+        """Where known and random directions start together, one step more tells them apart."""
+        if (call + self.matrix.index) % SEARCH_EVERY == 0:
+            return _Plan(known=True, fresh=1, steps=SEARCH + 1, search=True, alone=True)
+        if self.settled and is_still(self.value, before, self.square):
+            return _Plan(known=True, fresh=0, steps=STILL, alone=True)
+        return _Plan(known=True, fresh=1, steps=WARM + 1, alone=True)
+
+    def alone(self, plan: _Plan, norm: torch.Tensor, generator: torch.Generator, call: int) -> Pair:
+        """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
+        matrix = self.matrix.tall()
+        block = self.start(plan, matrix, generator, call)
+        start = (
+            block[0] if plan.fresh == 0 else admixed(block[0], block[1], 1.0 if plan.search else ADMIXTURE)
+        )
+        if matrix.numel() <= PIECE:
+            matrix = matrix.to(block.dtype)  # once, not at every step
+        if stays := matrix.numel() <= STAYS:
+            matrix.sum()  # see gram
+        scale = torch.where(norm == 0, 1.0, norm).to(block.dtype)
+        found = lanczos(
+            lambda row: gram(matrix, row[None], scale, stays)[0], start, least=plan.steps, most=MOST, aim=AIM
+        )
+        self.keep(found.product, max(matrix.shape))
+        # A norm beyond the products' range would pass for a matrix of zeros.
+        numbers = torch.tensor([found.value, found.residual], dtype=norm.dtype, device="cpu")
+        value, residual = numbers.add_(0 * scale.view(1)).unbind()
+        return value, residual
+
+    def keep(self, vectors: torch.Tensor, longer_side: int) -> None:
+        """Remember where to go on: ``[..., d]``, of any length."""
+        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        kept = (vectors / lengths).to(torch.bfloat16)  # as a start that will do
+        self.vector = kept if longer_side >= KEPT_FROM else None
 
     def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
         """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
@@ -229,12 +271,9 @@ class _Group:
     def end(self) -> None:
         """Find what is known so far, and remember where to go on."""
         self._value, self._residual, vectors = self.space.ritz()
-        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-        vectors = (vectors / lengths).to(torch.bfloat16)  # as a start that will do
-        # Of a stack one tensor, of others each its own: a view would keep all of them alive.
-        each = [vectors] if self._members[0].matrix.stacked else [one.clone() for one in vectors.unbind(0)]
-        for one, kept, matrix in zip(self._members, each, self._tall, strict=True):
-            one.vector = kept if max(matrix.shape[-2:]) >= KEPT_FROM else None
+        each = [vectors] if self._members[0].matrix.stacked else vectors.unbind(0)
+        for one, own, matrix in zip(self._members, each, self._tall, strict=True):
+            one.keep(own, max(matrix.shape[-2:]))
 
     def settled(self) -> bool:
         """Whether no residual is too large; reads the device. A NaN will not get better."""
@@ -315,6 +354,10 @@ class Spectrum:
                     plans.setdefault(one.plan(shards, norm, self._calls), []).append(i)
                 found: dict[_Progress, Pair] = {}
                 for plan, chosen in plans.items():
+                    if plan.alone:
+                        for i in chosen:
+                            found[members[i]] = members[i].alone(plan, scales[i], generator, self._calls)
+                        continue
                     for a in range(0, len(chosen), IN_STEP):
                         some = [(members[i], scales[i]) for i in chosen[a : a + IN_STEP]]
                         found |= self._solve(plan, some, shards, generator)

@@ -57,7 +57,8 @@ class Tokens:
         """Count one micro-batch.
 
         Args:
-            labels: ``[..., T]``; −100 bears no loss. Without them nothing is counted.
+            labels: ``[..., T]``; −100 bears no loss. Without them nothing is counted. Of one dimension and
+                ``shifted`` they are one class for each example.
             attention_mask: ``[B, T]``, 0 where padding is. Of any other rank it says nothing about padding.
             shifted: labels are targets as they stand. By default the first label of a row is nobody's
                 target, as in every causal language model.
@@ -67,7 +68,8 @@ class Tokens:
         labels, mask = local_part(labels), None if attention_mask is None else local_part(attention_mask)
         targets = labels if shifted or not labels.dim() else labels[..., 1:]
         bearing = (targets != IGNORED).sum()
-        self.micro_batches.append(MicroBatch(bearing, labels.shape[0] if labels.dim() > 1 else 1))
+        rows = labels.shape[0] if labels.dim() > 1 else labels.numel() if shifted else 1
+        self.micro_batches.append(MicroBatch(bearing, rows))
         hidden, with_mask = torch.zeros_like(bearing), 0
         if mask is not None and mask.dim() == 2:
             hidden, with_mask = (mask == 0).sum().to(bearing.device, non_blocking=True), mask.numel()

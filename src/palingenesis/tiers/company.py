@@ -8,11 +8,13 @@ Ranks that do not tell in time are done without.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import logging
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +23,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from palingenesis.signals.meeting import ranks_and_own
+
+_log = logging.getLogger("palingenesis")
 
 Arrays = Mapping[str, NDArray[np.float64]]
 
@@ -63,6 +67,19 @@ class Company:
     def tell(self, step: int, found: Arrays) -> None:
         """Leave what this rank found at a step, for rank 0."""
         self._untold.append((step, _packed(found)))
+        with self._or_alone():
+            self._tell()
+
+    @contextlib.contextmanager
+    def _or_alone(self) -> Iterator[None]:
+        """Go on alone where the store is gone, as at the end of a run."""
+        try:
+            yield
+        except RuntimeError as error:  # what all errors of torch.distributed are
+            _log.debug("the ranks' store cannot be reached: %s", error)
+            self.given_up = True
+
+    def _tell(self) -> None:
         if not self.met:
             self.met = bool(self._store.check([f"{self._prefix}/open"]))
         if not self.met:
@@ -82,6 +99,12 @@ class Company:
             now: the step that training is at.
             last: the run ends: give them a moment.
         """
+        found = None
+        with self._or_alone():
+            found = self._hear(step, now, last=last)
+        return found
+
+    def _hear(self, step: int, now: int, *, last: bool) -> list[Arrays] | None:
         keys = [self._key(step, rank) for rank in range(1, self.size)]
         if last and not self._store.check(keys):
             try:
@@ -103,7 +126,8 @@ class Company:
     def give_up(self) -> None:
         """Go on alone; the others are told that nobody listens any more."""
         if not self.given_up and self.rank == 0:
-            self._store.set(f"{self._prefix}/closed", "yes")
+            with self._or_alone():
+                self._store.set(f"{self._prefix}/closed", "yes")
         self.given_up = True
 
     def _key(self, step: int, rank: int) -> str:

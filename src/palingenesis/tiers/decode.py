@@ -22,7 +22,9 @@ Arrays = Mapping[str, NDArray[np.float64]]
 SHARES = frozenset({"cosine", "weights", "gradients", "spectrum", "drift", "updates"})
 EACH = frozenset({"outputs", "memory", "parts", "ranks", "replicas"})
 
-_ALONE = "sharded, and the other ranks do not tell theirs: make a Monitor on every rank and step all of them"
+_ALONE = (
+    "the other ranks do not tell theirs: make a Monitor on every rank, with the same options, and step it"
+)
 
 
 @dataclass
@@ -89,8 +91,8 @@ class Decoder:
             for family, ranks in silent.items()
             if ranks
         }
-        if lonely:
-            missing["health/sharded_layers"] = _ALONE
+        if self._tiers.company.size > 1 and not others:
+            missing["health/ranks"] = _ALONE
         steps: dict[int, _Gathered] = {}
         for step, values in (*self._of_losses(look, own), *self._of_outputs(look, arrays, missing)):
             steps.setdefault(step, _Gathered()).add(values)

@@ -28,10 +28,13 @@ class Hearing:
         cosine: is fed with gradients that are freed.
         schedule: when they are needed.
         noise: the noise scale is wanted.
+        ranks: how many there are.
     """
 
-    def __init__(self, layers: Layers, cosine: GradientCosine, schedule: Schedule, *, noise: bool) -> None:
-        self._layers, self._cosine, self._schedule = layers, cosine, schedule
+    def __init__(
+        self, layers: Layers, cosine: GradientCosine, schedule: Schedule, *, noise: bool, ranks: int
+    ) -> None:
+        self._layers, self._cosine, self._schedule, self._ranks = layers, cosine, schedule, ranks
         # Under fully_shard hooks do not fire, and gradients of micro-batches stay out of `.grad`.
         self._noise = noise and not layers.together
         self._hooks = MicroBatchNorms(layers)
@@ -60,7 +63,9 @@ class Hearing:
         """Whether the step's micro-batches are worth comparing."""
         if not (self._noise and self._schedule.second_tier(step)):
             return False
-        return with_others or self._lonely % ASK_AGAIN == 0 or self.released
+        if self._ranks > 1:
+            return with_others  # the gradient that is left is an average over all of them
+        return self._lonely % ASK_AGAIN == 0 or self.released
 
     def heard(self, step: int, scale: torch.Tensor | None, *, with_others: bool) -> MicroBatches | None:
         """What was heard of a step that was listened to; the hooks are gone then.

@@ -87,7 +87,13 @@ class Tiers:
     def _follow(self, layers: Layers) -> None:
         self.layers = layers
         self.cosine, self.memory = GradientCosine(layers), Memory(layers)
-        self.hearing = Hearing(layers, self.cosine, self.schedule, noise=self._config.noise_scale)
+        self.hearing = Hearing(
+            layers,
+            self.cosine,
+            self.schedule,
+            noise=self._config.noise_scale,
+            ranks=self.company.size,
+        )
         self.replicas = Replicas(layers)
         self.own = RankGradients(layers, self._model, self._config.rank_factor)
 

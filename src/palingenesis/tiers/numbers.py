@@ -25,7 +25,8 @@ from palingenesis.tiers.start import keep_start, read_start, start_file
 from palingenesis.watch.bounds import BoundsWatch
 from palingenesis.watch.ranks import RankWatch
 
-# What bounds are for, and the standard error of what is estimated.
+RANK = "health/stable_rank"
+# What else bounds are for, and the standard error of what is estimated.
 ENTROPY = "health/output_entropy"
 BOUNDED = ("health/weight_norm_ratio", "health/weight_drift_max", ENTROPY)
 WARNINGS = "health/warnings"
@@ -40,13 +41,12 @@ class Numbers:
     Args:
         tiers: which look.
         config: cadences and bounds.
-        pretrained: the model knew something before.
     """
 
-    def __init__(self, tiers: Tiers, config: MonitorConfig, *, pretrained: bool) -> None:
+    def __init__(self, tiers: Tiers, config: MonitorConfig) -> None:
         self.tiers, self._config = tiers, config
         self._decoder = Decoder(tiers)
-        self._bounds, self._ranks = BoundsWatch(config, pretrained=pretrained), RankWatch()
+        self._bounds, self._ranks = BoundsWatch(config, pretrained=True), RankWatch()
         self._missing = Missing()
         self._looks: deque[Look] = deque()
         self.rows = Rows(2 * config.check_every + SPARE_ROWS)
@@ -127,12 +127,13 @@ class Numbers:
     def _judge(self, step: int, decoded: Decoded) -> list[Event]:
         """What bounds and ranks have to say to it."""
         events = self._missing.tell(step, decoded.missing)
+        if decoded.looked and step == self.tiers.schedule.first and not self._taught:
+            self._find_out(decoded.readings[-1].layers.get(RANK, {}))
         for reading in decoded.readings:
             values = {name: reading.scalars[name] for name in BOUNDED if name in reading.scalars}
-            name = "health/stable_rank"
-            for layer, rank in reading.layers.get(name, {}).items():
+            for layer, rank in reading.layers.get(RANK, {}).items():
                 if self.tiers.weights.is_key(layer):
-                    values[f"{name}/{layer}"] = rank
+                    values[f"{RANK}/{layer}"] = rank
             where = _extremes(reading)
             errors = {one: reading.scalars[f"{one}_se"] for one in values if f"{one}_se" in reading.scalars}
             events += self._bounds.check(reading.step, values, errors, where)
@@ -143,6 +144,11 @@ class Numbers:
         if step == self.tiers.schedule.at_end and decoded.looked:
             events.append(lifecycle.tier3_at_end(step, self._config.tier3_every))
         return events
+
+    def _find_out(self, ranks: Mapping[str, float]) -> None:
+        """Whether the model knew something before, by its matrices' stable ranks before training."""
+        given = self._config.pretrained
+        self._bounds.pretrained = self.tiers.weights.has_learned(ranks) if given is None else given
 
     def _rated(self, readings: Sequence[Reading], step: int) -> list[Reading]:
         """The readings with the number of warnings, where bounds were looked at; and their rows."""
@@ -166,6 +172,8 @@ class Numbers:
         """Go on with changed layers; what is still on its way belongs to the old ones and is dropped."""
         self._looks.clear()
         self.tiers.follow(layers)
+        # The weights of new layers belong to where training began too.
+        self._start_is_kept = self.tiers.weights.no_drift is not None
 
     # -- where training began ----------------------------------------------------------------------------
 
@@ -218,10 +226,11 @@ class Numbers:
         resumes = [event.from_step for event in run.events if event.event == "run_resumed"]
         began = min([step, *(one for one in resumes if isinstance(one, int))])
         for name, values in run.metrics.items():
-            if name in BOUNDED or name.startswith("health/stable_rank/"):
+            if name in BOUNDED or name.startswith(f"{RANK}/"):
                 known = values[(run.metrics["step"] <= began) & ~np.isnan(values)]
                 if known.size:
                     first[name] = float(known[0])
+        self._find_out({name.removeprefix(f"{RANK}/"): v for name, v in first.items() if name not in BOUNDED})
         events = [event for event in run.events if event.step <= step and not event.superseded]
         self._bounds.learn(first, events)
         self._missing.learn(events)
@@ -237,6 +246,7 @@ class Numbers:
         outputs = self.tiers.outputs
         return {
             "bounds": self._bounds.state_dict(),
+            "pretrained": self._bounds.pretrained,
             "ranks": self._ranks.state_dict(),
             "losses": self._decoder.losses.state_dict(),
             "tokens": outputs.tokens.state_dict(),
@@ -261,6 +271,7 @@ class Numbers:
     def _load(self, state: Mapping[str, Any]) -> None:
         outputs = self.tiers.outputs
         self._bounds.load_state_dict(state["bounds"])
+        self._bounds.pretrained = bool(state["pretrained"])
         self._ranks.load_state_dict(state["ranks"])
         self._decoder.losses.load_state_dict(state["losses"])
         outputs.tokens.load_state_dict(state["tokens"])

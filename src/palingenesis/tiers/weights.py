@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from palingenesis.layers import Layers
+from palingenesis.layers import Layers, peel
 from palingenesis.signals.cosine import Norms
 from palingenesis.signals.drift import Drift, Mode
 from palingenesis.signals.lora import Adapters
@@ -23,12 +24,16 @@ from palingenesis.signals.weights import (
     OUTSIDE,
     Floats,
     WeightNorms,
+    matrices,
     outside_of_blocks,
     packed,
     unpacked,
 )
 
 RANK, DRIFT = "health/stable_rank", "health/weight_drift"
+
+# Share of the stable rank of a random matrix below which one has learned something.
+RANDOM = 0.8
 
 _START_UNKNOWN = "the weights that training began with are not known"
 
@@ -143,6 +148,25 @@ class WeightTier:
     def is_key(self, layer: str) -> bool:
         """Whether a layer's stable rank counts: not those of embeddings and output heads."""
         return layer not in self._outside and not OUTSIDE.search(layer)
+
+    def has_learned(self, ranks: Mapping[str, float]) -> bool:
+        """Whether the model knew something before: it was loaded, or its matrices are not random any more.
+
+        Of independent elements σ_max is about √m + √n standard deviations (Bai and Yin 1988), and the stable
+        rank mn/(√m + √n)²; whatever a matrix has learned adds large singular values and takes from that.
+
+        Args:
+            ranks: stable ranks by layer, from before training.
+        """
+        # How transformers marks what `from_pretrained` returns.
+        if getattr(getattr(peel(self._model), "config", None), "_name_or_path", ""):
+            return True
+        shares = []
+        for matrix in matrices(self._own, self._model):
+            m, n = matrix.sides()
+            if matrix.unit.layer in ranks and self.is_key(matrix.unit.layer):
+                shares.append(ranks[matrix.unit.layer] * (math.sqrt(m) + math.sqrt(n)) ** 2 / (m * n))
+        return bool(shares) and float(np.median(shares)) < RANDOM
 
     def decode(self, arrays: Mapping[str, Floats]) -> list[Values]:
         """What a look at the weights found."""

@@ -35,12 +35,15 @@ class BoundsWatch:
 
     Args:
         config: the bounds.
-        pretrained: as for :func:`bounds`.
+        pretrained: the model knew something before. It may be set later, when that is known. Where training
+            starts from random weights, what it does to them as a matter of course is warned of all the same,
+            but marked as ``ordinary``, and no finding about the run.
     """
 
     def __init__(self, config: MonitorConfig, pretrained: bool) -> None:
         self._worse = config.warning_margin
-        self._bounds = {bound.name: bound for bound in bounds(config, pretrained=pretrained)}
+        self.pretrained = pretrained
+        self._bounds = {bound.name: bound for bound in bounds(config)}
         self._by_metric = {bound.metric: bound for bound in self._bounds.values()}
         self._prefixes = [bound for bound in self._bounds.values() if bound.metric.endswith("/")]
         # By metric: what it was before training (None: not known), since when it is beyond its bound, and how
@@ -53,9 +56,8 @@ class BoundsWatch:
 
     @property
     def active(self) -> int:
-        """How many numbers are beyond their bounds now, those of which that is only information left out."""
-        kinds = [self._bound(metric) for metric in self._active]
-        return sum(bound is not None and bound.severity == "warning" for bound in kinds)
+        """How many numbers are beyond their bounds now."""
+        return len(self._active)
 
     def _bound(self, metric: str) -> Bound | None:
         named = self._by_metric.get(metric)
@@ -125,8 +127,11 @@ class BoundsWatch:
             elif new and start is not None and bound.beyond(start, bound.limit):
                 at_start.append(seen)
         events = [_at_start(step, bound, _worst_first(bound, at_start), self._worse)] if at_start else []
-        events += [_crossed(step, bound, told, self._worse) for told in _told(bound, crossed)]
-        return events + [_cleared(step, bound, told) for told in _told(bound, cleared)]
+        ordinary = bound.of_learned and not self.pretrained
+        events += [
+            _crossed(step, bound, told, self._worse, ordinary) for told in _told(bound, crossed, ordinary)
+        ]
+        return events + [_cleared(step, bound, told) for told in _told(bound, cleared, ordinary)]
 
     # -- going on after a resume -------------------------------------------------------------------------
 
@@ -228,10 +233,11 @@ def _worst_first(bound: Bound, seen: list[_Seen]) -> list[_Seen]:
     return sorted(seen, key=lambda one: one.value if bound.low else -one.value)
 
 
-def _told(bound: Bound, seen: list[_Seen]) -> list[list[_Seen]]:
-    """What each event tells of: one number, or all of them where they are many."""
+def _told(bound: Bound, seen: list[_Seen], ordinary: bool) -> list[list[_Seen]]:
+    """What each event tells of: one number, or all of them where they are many or ordinary."""
     ordered = _worst_first(bound, seen)
-    return [ordered] if len(ordered) > MOST_EVENTS else [[one] for one in ordered]
+    together = len(ordered) > (1 if ordinary else MOST_EVENTS)
+    return [ordered] if together else [[one] for one in ordered]
 
 
 def _fields(bound: Bound, told: list[_Seen], limit: float) -> dict[str, Any]:
@@ -255,7 +261,7 @@ def _at_start(step: int, bound: Bound, told: list[_Seen], worse: float) -> Event
     return Event("bound_at_start", step, "info", text, fields)
 
 
-def _crossed(step: int, bound: Bound, told: list[_Seen], worse: float) -> Event:
+def _crossed(step: int, bound: Bound, told: list[_Seen], worse: float, ordinary: bool) -> Event:
     worst = told[0]
     text = _against(bound, worst, worst.line.limit)
     if worst.start is not None and bound.start is None:
@@ -264,8 +270,9 @@ def _crossed(step: int, bound: Bound, told: list[_Seen], worse: float) -> Event:
         else:
             text += f", from {_number(worst.start)} at the start"
     more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    fields = _fields(bound, told, worst.line.limit)
-    return Event("bound_crossed", step, bound.severity, f"{text}{more}; {bound.advice}", fields)
+    advice = "ordinary where training starts from random weights (pretrained=)" if ordinary else bound.advice
+    fields = _fields(bound, told, worst.line.limit) | {"ordinary": ordinary}
+    return Event("bound_crossed", step, "warning", f"{text}{more}; {advice}", fields)
 
 
 def _cleared(step: int, bound: Bound, told: list[_Seen]) -> Event:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from palingenesis.config import MonitorConfig
-from palingenesis.events import Severity
 
 # A number has to come back by this share of its bound before an episode is over. More than the relative error
 # of what is measured (of the drift's sketch up to 10%, of a stable rank 1%), so that no episode begins and
@@ -41,7 +40,8 @@ class Bound:
         what: what messages call the number.
         unit: what they put after it.
         advice: what to do.
-        severity: of crossing it.
+        of_learned: crossing it means the loss of what the model knew; where it knew nothing, training from
+            random weights crosses it as a matter of course.
         start: what the number is before training by its definition; ``None`` where the first reading tells.
     """
 
@@ -52,7 +52,7 @@ class Bound:
     what: str
     unit: str
     advice: str
-    severity: Severity = "warning"
+    of_learned: bool = False
     start: float | None = None
 
     def _room(self, value: float, limit: float) -> float:
@@ -87,14 +87,8 @@ class Bound:
         return metric.removeprefix(self.metric) if self.metric.endswith("/") else None
 
 
-def bounds(config: MonitorConfig, *, pretrained: bool) -> tuple[Bound, ...]:
-    """The bounds of a configuration.
-
-    Args:
-        config: the limits.
-        pretrained: the model knew something before. One that is trained from scratch moves far from its
-            random start; that is told, and is no warning.
-    """
+def bounds(config: MonitorConfig) -> tuple[Bound, ...]:
+    """The bounds of a configuration."""
     return (
         Bound(
             name="stable_rank",
@@ -104,6 +98,7 @@ def bounds(config: MonitorConfig, *, pretrained: bool) -> tuple[Bound, ...]:
             what="stable rank",
             unit="",
             advice="the matrix is collapsing towards rank one: lower the learning rate",
+            of_learned=True,
         ),
         Bound(
             name="norm_imbalance",
@@ -121,10 +116,8 @@ def bounds(config: MonitorConfig, *, pretrained: bool) -> tuple[Bound, ...]:
             low=False,
             what="weight drift",
             unit=" of the norm before training",
-            advice="what the model knew before may be lost: lower the learning rate or train for fewer steps"
-            if pretrained
-            else "ordinary for a model that is trained from scratch",
-            severity="warning" if pretrained else "info",
+            advice="what the model knew before may be lost: lower the learning rate or train for fewer steps",
+            of_learned=True,
             start=0.0,
         ),
         Bound(
