@@ -40,9 +40,9 @@ def on(rank: int) -> bool:
 
 @contextlib.contextmanager
 def hurried() -> Iterator[None]:
-    with mock.patch.multiple(company, LATE_S=LATE_S, LAST_S=LAST_S):
-        with mock.patch.object(agree, "__defaults__", (PATIENCE_S,)):
-            yield
+    waits = mock.patch.multiple(company, LATE_S=LATE_S, LAST_S=LAST_S)
+    with waits, mock.patch.object(agree, "__defaults__", (PATIENCE_S,)):
+        yield
 
 
 def run(

@@ -1,4 +1,4 @@
-"""What rank 0 reads of models that are spread over ranks; what it should be is computed in the test's process."""
+"""What rank 0 reads of models that are spread over ranks; the test computes what it should be."""
 
 from __future__ import annotations
 

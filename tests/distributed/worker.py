@@ -1,4 +1,4 @@
-"""What one rank does: every case of a group for this number of ranks, started by ``launch.py`` with torchrun."""
+"""What one rank does: a group's cases for this number of ranks; ``launch.py`` starts it with torchrun."""
 
 from __future__ import annotations
 

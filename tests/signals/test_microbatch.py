@@ -297,6 +297,39 @@ def test_create_graph_and_a_layer_list_that_is_empty() -> None:
     assert nothing.collect() is None
 
 
+@pytest.mark.parametrize("counts", [[20, 20, 20], [4, 16, 40]], ids=["equal", "unequal"])
+def test_the_noise_scale_of_real_accumulations(counts: list[int]) -> None:
+    """Linear regression with B four times the batch, through backward and hooks: the interval covers it."""
+    dims, right = 200, 4.0 * sum(counts)
+    sigma = ((right - dims - 1) / dims) ** 0.5
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Linear(dims, 1, bias=False)
+    with torch.no_grad():  # never stepped: every step's gradient has the same expectation
+        layer.weight.zero_()[0, 0] = 1.0
+    hooks = MicroBatchNorms(find_layers(layer))
+    told, covers = 0, 0
+    for _ in range(60):
+        scale = NoiseScale()
+        for step in range(20):
+            layer.zero_grad()
+            hooks.arm()
+            for count in counts:
+                x = torch.randn(count, dims, generator=generator)
+                y = sigma * torch.randn(count, 1, generator=generator)
+                ((layer(x) - y).square().sum() / 2 / sum(counts)).backward()
+            heard = hooks.collect(expected=len(counts))
+            assert heard is not None
+            whole = float(layer.weight.grad.double().square().sum())
+            scale.add_parts(step, "microbatch", heard.squares[CPU].tolist(), whole, tokens=counts)
+        values, labels = scale.values()
+        assert labels == {"health/gns_source": "microbatch"}
+        if "health/gns_tokens" in values.scalars:
+            told += 1
+            off = abs(values.scalars["health/gns_tokens"] - right)
+            covers += off <= 1.96 * values.scalars["health/gns_tokens_se"]
+    assert told >= 55 and covers >= 0.9 * told
+
+
 def test_the_noise_scale_of_a_real_accumulation() -> None:
     """Linear regression with known B, through backward and hooks, with unequal micro-batches."""
     dims, counts, sigma = 24, [4, 12, 16], 2.0

@@ -88,6 +88,9 @@ def test_layout_does_not_matter() -> None:
     assert hashed(base.flatten()[1:]) == hashed(base.flatten()[1:].clone())
     assert hashed(base) != hashed(base.t())
     assert hashed(torch.empty(0)) == 0
+    # A column of one element, or of none, is flattened with the stride that it has.
+    assert hashed(base[:1, 0]) == hashed(base[0, 0]) == hashed(base[0, 0].clone())
+    assert hashed(base[:0, ::2]) == hashed(base.double()[:0, 0]) == 0
     assert hashed(torch.tensor(1.0)) != hashed(torch.tensor(2.0))
 
 

@@ -283,11 +283,11 @@ def test_at_the_end_nobody_waits_long(store: Any, monkeypatch: pytest.MonkeyPatc
     first, second = Ranks(2, store).companies()
     began = time.monotonic()
     assert first.hear(1, 1, last=True) is None  # it never met them
-    assert time.monotonic() - began < 0.15
     second.tell(1, words(1))
-    assert value(first.hear(1, 1, last=True)) == [1.0] or first.alone
+    assert value(first.hear(1, 1, last=True)) == [1.0]
     assert first.hear(2, 2, last=True) is None
-    assert time.monotonic() - began < 3
+    assert not first.given_up  # the store is there: it is for the caller to close
+    assert time.monotonic() - began < 4  # a store of files looks once a second
 
 
 # -- what it leaves ----------------------------------------------------------------------------------------
@@ -356,6 +356,11 @@ def test_every_rank_that_is_silent_is_named() -> None:
     one = {"weights/square/0": np.ones(2), "weights/count/0": np.ones(2)}
     found, silent = join(one, {"weights/count/0": np.ones(2)}, {"weights/square/0": np.ones(2)})
     assert found == {} and silent == {"weights": [1, 2]}
+
+
+def test_what_does_not_fit_together_is_left_out_and_nobody_is_blamed() -> None:
+    found, silent = join({"outputs": np.ones((2, 12))}, {"outputs": np.ones((3, 12))})
+    assert found == {} and silent == {"outputs": []}
 
 
 def test_a_word_of_numbers_is_small() -> None:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 # What projection leaves of a vector below which it is rounding, and the space is exhausted.
 EXHAUSTED = 4e-6
+_CANCELLED = 0.1  # of a vector, what is left where it has to be projected twice
+_ROOM = 4  # vectors beyond the least that there is memory for from the start
 
 # How long the random vector is that goes into a known one of length 1. It costs a third of a step, and lets
 # directions in that are orthogonal to everything known.
@@ -53,28 +55,30 @@ def lanczos(
         aim: residual relative to the value at which to stop.
     """
     most = min(most, start.numel())
-    basis = start.new_empty(most, start.numel())
+    basis = start.new_empty(min(most, least + _ROOM), start.numel())
     parts: list[list[float]] = []
     row, left = start, float(torch.linalg.vector_norm(start)) or 1.0
     while True:
-        torch.div(row, left, out=basis[len(parts)])
-        row = operator(basis[len(parts)])
+        if len(parts) == len(basis):
+            basis = torch.cat([basis, torch.empty_like(basis)])
         known = basis[: len(parts) + 1]
+        row = operator(torch.div(row, left, out=known[-1]))
         inside = known.mv(row)
         row.addmv_(known.mT, inside, alpha=-1)
-        row.addmv_(known.mT, known.mv(row), alpha=-1)  # what cancels in the first leaves rounding behind
         parts.append(inside.tolist())
-        left = float(torch.linalg.vector_norm(row))
-        size = math.hypot(*parts[-1])
+        size, left = math.hypot(*parts[-1]), float(torch.linalg.vector_norm(row))
+        if left < _CANCELLED * size:  # which left rounding behind
+            row.addmv_(known.mT, known.mv(row), alpha=-1)
+            left = float(torch.linalg.vector_norm(row))
         if not math.isfinite(left + size):
             return Leading(math.nan, math.nan, row)
         last = len(parts) == most or left <= EXHAUSTED * size
         if last or len(parts) >= least:
             value, vector = _leading(parts)
-            residual = left * abs(float(vector[-1]))
-            if last or residual <= aim * value:
+            share = float(vector[-1])
+            if last or left * abs(share) <= aim * value:
                 inside = torch.from_numpy(value * vector).to(row.dtype)
-                return Leading(value, residual, row.mul_(float(vector[-1])).addmv_(known.mT, inside))
+                return Leading(value, left * abs(share), row.mul_(share).addmv_(known.mT, inside))
 
 
 def _leading(parts: list[list[float]]) -> tuple[float, NDArray[np.float64]]:

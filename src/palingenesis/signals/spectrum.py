@@ -131,11 +131,11 @@ def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor, cached: 
         matrix: W, ``[..., m, d]``.
         rows: ``[..., b, d]``.
         scale: ``[..., 1, 1]``.
-        cached: W is one matrix of the rows' dtype, in the processor's cache; with one row.
+        cached: W is one matrix of the row's dtype, ``[m, d]``, in the processor's cache; the row is ``[d]``,
+            the scale ``[]``.
     """
     if cached:
-        row, size = rows[0], scale.view(1)
-        return matrix.mT.mv(matrix.mv(row).div_(size)).div_(size).unsqueeze(0)
+        return matrix.mT.mv(matrix.mv(rows).div_(scale)).div_(scale)
     single = matrix.device.type == "cpu" and matrix.dim() == 2 and rows.shape[-2] <= FEW
     in_pieces = single and matrix.stride(-1) == 1
     most = min(PIECE, IN_CACHE) if in_pieces else PIECE
@@ -204,17 +204,18 @@ class _Progress:
         """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
         matrix = self.matrix.tall()
         block = self.start(plan, matrix, generator, call)
-        start = (
-            block[0] if plan.fresh == 0 else admixed(block[0], block[1], 1.0 if plan.search else ADMIXTURE)
-        )
-        if matrix.numel() <= PIECE:
-            matrix = matrix.to(block.dtype)  # once, not at every step
-        if stays := matrix.numel() <= STAYS:
-            matrix.sum()  # see gram
+        share = 1.0 if plan.search else ADMIXTURE
+        start = admixed(*block, share) if len(block) == 2 else block[0]
         scale = torch.where(norm == 0, 1.0, norm).to(block.dtype)
-        found = lanczos(
-            lambda row: gram(matrix, row[None], scale, stays)[0], start, least=plan.steps, most=MOST, aim=AIM
-        )
+
+        if stays := matrix.numel() <= STAYS:
+            matrix = matrix.to(block.dtype)  # once, not at every step
+            matrix.sum()  # see gram
+
+        def product(row: torch.Tensor) -> torch.Tensor:
+            return gram(matrix, row, scale[0, 0], True) if stays else gram(matrix, row[None], scale)[0]
+
+        found = lanczos(product, start, least=plan.steps, most=MOST, aim=AIM)
         self.keep(found.product, max(matrix.shape))
         # A norm beyond the products' range would pass for a matrix of zeros.
         numbers = torch.tensor([found.value, found.residual], dtype=norm.dtype, device="cpu")

@@ -36,7 +36,7 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 SMALLEST = 8
 
 # Embeddings and output heads, by any component of the layer's name.
-OUTSIDE = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|lm_head|output_head)($|\.|\[)")
+OUTSIDE = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|(\w+_)?head|classifier|score)($|\.|\[)")
 
 
 def local_part(unit: Unit, tensor: torch.Tensor | None = None) -> torch.Tensor:

@@ -109,7 +109,7 @@ class Company:
         if last and not self._store.check(keys):
             try:
                 self._store.wait(keys, timedelta(seconds=LAST_S if self.met else 0.01))
-            except dist.DistStoreError:
+            except RuntimeError:  # the time is over; some stores have no error of their own for it
                 return None
         if not self._store.check(keys):
             since = self._since.setdefault(step, time.monotonic())
@@ -158,7 +158,8 @@ def combined(
         each: families of which every rank has its own: ``[ranks, …]``, also where this one is alone.
 
     Returns:
-        the arrays, and the ranks that could not tell theirs by family: that family is then left out.
+        the arrays, and the ranks that could not tell theirs by family, none where ranks tell of different
+        sizes: that family is then left out.
     """
     found: dict[str, NDArray[np.float64]] = {}
     silent: dict[str, list[int]] = {}
@@ -172,7 +173,8 @@ def combined(
         shapes = {table.shape for table in tables if table is not None}
         there = [table for table in tables if table is not None]
         if len(there) < len(tables) or len(shapes) > 1:
-            silent[family] = [rank for rank, table in enumerate(tables) if table is None]
+            before = silent.get(family, [])
+            silent[family] = sorted({*before, *(i for i, table in enumerate(tables) if table is None)})
             continue
         found[name] = np.stack(there) if family in each else np.sum(there, axis=0)
     return {name: one for name, one in found.items() if name.split("/")[0] not in silent}, silent

@@ -86,11 +86,7 @@ class Decoder:
             own = {name: array for name, array in own.items() if name.split("/")[0] not in SHARES}
         shares = SHARES if together else frozenset[str]()
         arrays, silent = combined(own, others, summed=shares, each=EACH)
-        missing = {
-            f"health/{family}": f"rank {', '.join(map(str, ranks))} could not tell its part"
-            for family, ranks in silent.items()
-            if ranks
-        }
+        missing = {f"health/{family}": _why_silent(ranks) for family, ranks in silent.items()}
         if self._tiers.company.size > 1 and not others:
             missing["health/ranks"] = _ALONE
         steps: dict[int, _Gathered] = {}
@@ -171,3 +167,10 @@ class Decoder:
                 values = [one.scalars[name] for one in each if name in one.scalars]
                 scalars[f"{name}_max"] = max(values)
         return Values(scalars, unavailable=each[0].unavailable)
+
+
+def _why_silent(ranks: list[int]) -> str:
+    """Why a family is left out."""
+    if not ranks:
+        return "what the ranks tell does not fit together"
+    return f"rank {', '.join(map(str, ranks))} could not tell its part"
