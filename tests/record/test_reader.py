@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.record.runs import COMPLETED, INFO, alarm, info, python, record
 import palingenesis
 from palingenesis.errors import RecordError
 from palingenesis.events import Event
+from palingenesis.record.columns import metric_columns
 from palingenesis.record.reader import load_run
 from palingenesis.record.verify import verify
 from palingenesis.record.writer import RecordWriter
@@ -179,3 +182,18 @@ print(load_run(record(Path(sys.argv[1]), alarm(100))).verdict)
 """
     done = python(program, tmp_path / "run", cwd=Path(__file__).parent.parent.parent)
     assert done.stdout == "WARNING\n", done.stderr
+
+
+def test_many_numbers_in_few_rows_take_little_memory(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"train/global_step": step, "train/loss": 1.0} for step in range(1, 20_001)]
+    for row in rows[::100]:
+        row |= {f"health/stable_rank/{layer}": float(layer) for layer in range(300)}
+    tracemalloc.start()
+    columns = metric_columns(rows)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 8_000_000  # whole columns would take 48 MB
+    assert len(columns) == 302
+    ranks = columns["health/stable_rank/7"]
+    assert ranks.shape == (20_000,)
+    assert (~np.isnan(ranks)).sum() == 200 and ranks[100] == 7.0 and np.isnan(ranks[101])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ class Columns(Mapping[str, Floats]):
 
     def __init__(self, step: Floats, columns: Mapping[str, Floats]) -> None:
         self.step = step
-        self._columns = dict(columns)
+        self._columns = columns
 
     def __getitem__(self, name: str) -> Floats:
         if name == _STEP:
@@ -68,16 +69,40 @@ class LayerColumns(Columns):
         return self._absent[name]
 
 
+class _Scattered(Mapping[str, Floats]):
+    """Columns of which few rows have a value: each is made whole when it is asked for.
+
+    A thousand numbers of layers in every hundredth row would otherwise take a hundred times their own memory.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._size = len(rows)
+        self._cells: dict[str, tuple[array[int], array[float]]] = {}
+        for index, row in enumerate(rows):
+            for name, value in row.items():
+                if name not in self._cells:
+                    self._cells[name] = array("q"), array("d")
+                places, values = self._cells[name]
+                places.append(index)
+                values.append(number(value))
+
+    def __getitem__(self, name: str) -> Floats:
+        places, values = self._cells[name]
+        column = np.full(self._size, np.nan)
+        column[np.frombuffer(places, dtype=np.int64)] = np.frombuffer(values)
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
 def metric_columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
     """Columns of flat rows whose keys vary."""
-    columns: dict[str, Floats] = {}
-    for index, row in enumerate(rows):
-        for name, value in row.items():
-            if name not in columns:
-                columns[name] = np.full(len(rows), np.nan)
-            columns[name][index] = number(value)
-    step = columns.get(STEP_KEY)
-    return Columns(np.full(len(rows), np.nan) if step is None else step, columns)
+    columns = _Scattered(rows)
+    return Columns(columns[STEP_KEY] if STEP_KEY in columns else np.full(len(rows), np.nan), columns)
 
 
 class CheckRow(NamedTuple):
