@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,15 +32,20 @@ def _all_cases(ranks: int, group: str) -> dict[str, list[dict[str, Any]]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        started = subprocess.Popen(
             [*command, str(WORKER), folder, group],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
+        try:
+            _, errors = started.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)  # else its workers would wait on
+            raise
+        assert started.returncode == 0, errors[-4000:]
         files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
         by_rank = [json.loads(file.read_text()) for file in files]
     return {case: [seen[case] for seen in by_rank] for case in by_rank[0]}

@@ -288,7 +288,7 @@ def here_and_there() -> Seen:
 
 
 def monitor_on_one_rank() -> Seen:
-    """Rank 0 waits in vain and goes on; rank 1, too late, is told the same."""
+    """Rank 0 waits in vain and goes on; so does rank 1, too late. Then both come at once."""
     model = nn.ModuleDict({"plain": nn.Linear(2, 2), "spread": Holder(a=sharded(torch.zeros(4)))})
     began = time.perf_counter()
     if dist.get_rank() == 0:
@@ -298,7 +298,9 @@ def monitor_on_one_rank() -> Seen:
         dist.barrier()
         layers = agree(find_layers(model), patience_s=PATIENCE_S)
     took = time.perf_counter() - began
+    dist.barrier()
     return {
+        "then": agree(find_layers(model), patience_s=PATIENCE_S).names,
         "names": layers.names,
         "not_watched": dict(layers.not_watched),
         "together": layers.together,

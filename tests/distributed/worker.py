@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from tests.distributed import (
     apart_cases,
+    gate_cases,
     patience_cases,
     rank_cases,
     reading_cases,
@@ -20,18 +21,20 @@ from tests.distributed import (
 )
 
 GROUPS = {
-    "signals": (sharding_cases, replica_cases, rank_cases),
-    "readings": (reading_cases,),
-    "patience": (patience_cases,),
-    "apart": (apart_cases,),
+    "signals": (sharding_cases.CASES, replica_cases.CASES, rank_cases.CASES),
+    "readings": (reading_cases.CASES,),
+    "patience": (patience_cases.CASES,),
+    "spectrum": (patience_cases.SPECTRUM_CASES,),
+    "apart": (apart_cases.CASES,),
+    "gates": (gate_cases.CASES,),
 }
 
 
 def main(folder: Path, group: str, only: str = "") -> None:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
-    for module in GROUPS[group]:
-        for name, case in module.CASES[dist.get_world_size()].items():
+    for cases in GROUPS[group]:
+        for name, case in cases[dist.get_world_size()].items():
             if only not in name:
                 continue
             torch.manual_seed(0)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from palingenesis import Event, Monitor, load_run
+from palingenesis import Event, Monitor, MonitorConfig, load_run
+from palingenesis.reading import Reading
 
 
 class Loop:
@@ -144,3 +150,140 @@ def test_without_scaler_a_loss_scale_that_doubles_does_not_ring() -> None:
     loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=10)
     loop.steps(200)
     assert not loop.told("alarm", "incident", "global_shift", "gradient_spike")
+
+
+# -- the tiers ---------------------------------------------------------------------------------------------
+
+
+class Tiers:
+    """A loop whose tiers look often, and whose unscaled gradients are kept.
+
+    Args:
+        unscale: call ``unscale_`` before the monitor; ``None`` for no scaler at all.
+        growth: steps after which the scale doubles.
+        overflow: steps whose gradients are not finite.
+    """
+
+    def __init__(self, *, unscale: bool | None, growth: int = 1, overflow: tuple[int, ...] = ()) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(nn.Linear(12, 12) for _ in range(3)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=growth)
+        self.unscale, self.overflow = unscale, overflow
+        self.readings: list[Reading] = []
+        self.events: list[Event] = []
+        self.gradients: dict[int, dict[str, torch.Tensor]] = {}
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.monitor = Monitor(
+            self.model,
+            self.optimizer,
+            None,
+            config=MonitorConfig(check_every=3, tier2_every=2, tier3_every=3, drift="exact"),
+            scaler=None if unscale is None else self.scaler,
+            on_reading=self.readings.append,
+            on_event=self.events.append,
+        )
+        for step in range(1, 19):
+            self._step(step)
+        self.monitor.close()
+
+    def _step(self, step: int) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(16, 12)).square().mean()
+        scale = 1.0 if self.unscale is None else self.scaler.get_scale()
+        (loss if self.unscale is None else self.scaler.scale(loss)).backward()
+        if step in self.overflow:
+            self.model[1].weight.grad[0, 0] = math.inf
+        named = list(self.model.named_parameters())
+        self.gradients[step] = {name: p.grad.double() / scale for name, p in named}
+        self.weights[step] = {name: p.detach().double() for name, p in named}
+        if self.unscale:
+            self.scaler.unscale_(self.optimizer)
+        self.monitor.step(loss)
+        if self.unscale is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def exact_cosine(self, step: int, layer: str = "") -> float:
+        one, other = (
+            torch.cat([g.flatten() for name, g in self.gradients[at].items() if name.startswith(layer)])
+            for at in (step - 1, step)
+        )
+        return float(F.cosine_similarity(one, other, dim=0))
+
+    def exact_ratio(self, step: int, layer: str) -> float:
+        gradient, weight = (
+            torch.cat([one.flatten() for name, one in kept[step].items() if name.startswith(layer)])
+            for kept in (self.gradients, self.weights)
+        )
+        return float(gradient.norm() / weight.norm())
+
+    def of(self, name: str) -> dict[int, Any]:
+        found = {}
+        for reading in self.readings:
+            value = reading.scalars.get(name, reading.layers.get(name))
+            if value is not None:
+                found[reading.step] = value
+        return found
+
+
+@pytest.mark.parametrize("growth", [1, 4, 1000])
+@pytest.mark.parametrize("unscale", [True, False, None])
+def test_directions_and_ratios_do_not_carry_the_scale(unscale: bool | None, growth: int) -> None:
+    """Also where it doubles between the two steps that are compared."""
+    loop = Tiers(unscale=unscale, growth=growth)
+    if unscale is not None:
+        assert loop.scaler.get_scale() == 2.0 ** (8 + 18 // growth)
+    cosines = loop.of("health/grad_cosine_sim")
+    assert list(cosines) == [2, 4, 6, 8, 10, 12, 14, 16, 18]
+    for step, found in cosines.items():
+        assert found == pytest.approx(loop.exact_cosine(step), abs=1e-5)
+        blocks = {layer: loop.exact_cosine(step, layer) for layer in "012"}
+        assert loop.of("health/grad_cosine")[step] == pytest.approx(blocks, abs=1e-5)
+    ratios = loop.of("health/gw_ratio")
+    assert list(ratios) == [1, 3, 6, 9, 12, 15, 18]
+    for step, found in ratios.items():
+        assert found == pytest.approx({layer: loop.exact_ratio(step, layer) for layer in "012"}, rel=1e-5)
+
+
+@pytest.mark.parametrize("unscale", [True, False])
+def test_what_the_tiers_say_of_a_step_that_is_skipped(unscale: bool) -> None:
+    """The step itself is told as it is; its neighbours are not touched by it."""
+    loop = Tiers(unscale=unscale, growth=1000, overflow=(4, 7, 12))
+    assert [e.step for e in loop.events if e.event == "skipped_step"] == [4, 7, 12]
+    told = {"run_started", "skipped_step", "signal_unavailable", "run_ended", "bound_at_start"}
+    assert {event.event for event in loop.events} <= {*told, "skipped_steps"}
+    for step, found in loop.of("health/grad_cosine_sim").items():
+        if step in (4, 8, 12):  # it, or the step before
+            assert math.isnan(found)
+        else:
+            assert found == pytest.approx(loop.exact_cosine(step), abs=1e-5)
+        # Blocks without an overflow are as they were.
+        for layer, cosine in loop.of("health/grad_cosine")[step].items():
+            if layer != "1":
+                assert cosine == pytest.approx(loop.exact_cosine(step, layer), abs=1e-5)
+    for step, found in loop.of("health/gw_ratio").items():
+        for layer in "012":
+            assert found[layer] == pytest.approx(loop.exact_ratio(step, layer), rel=1e-5)
+    assert loop.of("health/gw_ratio")[12]["1"] == math.inf
+    # Nothing was updated at 12, which is looked at 13.
+    assert sorted(loop.of("health/update_ratio")) == [2, 4, 7, 10, 16]
+    (missing,) = [
+        e for e in loop.events if e.event == "signal_unavailable" and e.signal == "health/update_ratio"
+    ]
+    assert missing.step == 13 and "skipped" in missing.reason
+
+
+def test_drift_of_weights_that_a_skipped_step_left_alone() -> None:
+    loop = Tiers(unscale=True, growth=1000, overflow=(1, 2))
+    drifts = loop.of("health/weight_drift")
+    assert set(drifts[1].values()) == set(drifts[3].values()) == {0.0}
+    first = loop.weights[1]
+    for layer, found in drifts[6].items():
+        before, now = (
+            torch.cat([w.flatten() for name, w in kept.items() if name.startswith(layer)])
+            for kept in (first, loop.weights[6])
+        )
+        assert found == pytest.approx(float((now - before).norm() / before.norm()), rel=1e-4)

@@ -433,3 +433,29 @@ def test_a_model_that_moved_is_planned_again() -> None:
     cosine.arm(3)
     put(small, normals(small, 1))
     assert cosine.decode(Packet(cosine.compute(4)).arrays()).scalars[SIM] == pytest.approx(1.0)
+
+
+def test_one_hot_column_of_a_matrix_as_wide_as_the_sketch() -> None:
+    model = nn.Linear(16_381, 40, bias=False)
+    cosine = GradientCosine(find_layers(model))
+    random = torch.Generator().manual_seed(0)
+    gradients = []
+    for step in (1, 2):
+        gradient = torch.zeros(40, 16_381)
+        gradient[:, 3] = torch.randn(40, generator=random)
+        gradients.append(gradient)
+        model.weight.grad = gradient
+        if step == 1:
+            cosine.arm(step)
+    found = cosine.decode(Packet(cosine.compute(2)).arrays()).scalars["health/grad_cosine_sim"]
+    exact = torch.cosine_similarity(*(g.flatten().double() for g in gradients), dim=0)
+    assert found == pytest.approx(float(exact), abs=0.02)
+
+
+def test_a_batch_without_a_token_of_a_sparse_embedding() -> None:
+    model = nn.Embedding(2000, 10, sparse=True)
+    model(torch.zeros(0, dtype=torch.long)).sum().backward()
+    cosine = GradientCosine(find_layers(model))
+    cosine.arm(1)
+    values = cosine.decode(Packet(cosine.compute(2)).arrays())
+    assert not values.scalars and "other than zero" in values.unavailable["health/grad_cosine_sim"]

@@ -111,9 +111,9 @@ def wide_gradients(rng: np.random.Generator, dims: int, right: float, counts: li
     """The same for B = ``right``, in a coordinate more than there are parts: ``[trials, parts, parts + 1]``.
 
     With a = x·δ and e = a − σ·noise a part's gradient is Σae/n along δ; across, it is Gaussian of variance
-    Σe²/n² in every one of the other dimensions. Lengths and products of Gaussian vectors are those of the rows
-    of Bartlett's triangle (1933), which has roots of χ² on its diagonal and normals below: of the parts'
-    directions across δ, and of the two vectors a and noise that are as long as a part has tokens.
+    Σe²/n² in every other dimension. Lengths and products of Gaussian vectors are those of the rows of
+    Bartlett's triangle (1933), with roots of χ² on its diagonal and normals below: of the parts' directions
+    across δ, and of the two vectors a and noise that are as long as a part has tokens.
     """
     sigma = math.sqrt(max(right - dims - 1, 0.0) / dims)
     across = triangles(rng, len(counts), dims - 1)

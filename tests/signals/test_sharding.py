@@ -173,6 +173,11 @@ def test_a_monitor_on_one_rank_waits_for_nobody() -> None:
         assert found["took"] < 10.0
 
 
+def test_ranks_meet_again_after_one_has_come_alone() -> None:
+    for found in seen("monitor on one rank"):
+        assert set(found["then"]) == {"plain", "spread.a"}
+
+
 def test_closing_on_one_rank_waits_for_nobody() -> None:
     assert [one["guarded"] for one in seen("closing on one rank")] == [0, 0]
 

@@ -268,3 +268,28 @@ def test_nothing_is_held_between_steps_and_little_within() -> None:
     assert 0 < updates.nbytes <= max(0.005 * size, 1 << 15)
     updates.compute(2)
     assert updates.nbytes == 0 and torch.equal(state, torch.get_rng_state())
+
+
+def test_a_stored_zero_of_a_sparse_gradient_is_not_lost() -> None:
+    model = nn.Embedding(10, 4, sparse=True)
+    values = torch.ones(1, 4)
+    values[0, 0] = 0.0
+    model.weight.grad = torch.sparse_coo_tensor(torch.tensor([[3]]), values, (10, 4), check_invariants=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    updates = Updates(find_layers(model), [optimizer])
+    updates.arm(1)
+    optimizer.step()
+    found = updates.decode(Packet(updates.compute(2)).arrays())
+    assert found.scalars["health/update_lost_pct"] == 0.0
+
+
+def test_the_tiniest_step_of_a_short_double_precision_tensor() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(50, 50, bias=False, dtype=torch.float64)
+    updates = Updates(find_layers(model))
+    model.weight.grad = torch.ones_like(model.weight)
+    updates.arm(1)
+    with torch.no_grad():
+        model.weight.mul_(1 + 1e-9)
+    found = updates.decode(Packet(updates.compute(2)).arrays())
+    assert found.layers["health/update_ratio"]["Linear"] == pytest.approx(1e-9, rel=1e-5)

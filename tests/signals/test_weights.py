@@ -151,3 +151,18 @@ def test_values_on_several_devices_add_up() -> None:
     vectors = packed("name", found, layers)
     total = unpacked("name", {**{k: v.numpy() for k, v in vectors.items()}, "other/0": np.ones(1)}, layers)
     assert total[0] == 1.5 and total[3] == 2.5 and total.sum() == 4
+
+
+def test_like_named_matrices_without_elements_are_not_compared() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList(
+        nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(4, 3)}) for _ in range(2)
+    )
+    for block in model.layers:
+        block["b"].weight = nn.Parameter(torch.zeros(0, 4))
+    with torch.no_grad():
+        model.layers[0]["a"].weight.fill_(1.0)
+        model.layers[1]["a"].weight.fill_(3.0)
+    weights = WeightNorms(find_layers(model))
+    values = weights.decode(Packet(weights.compute()).arrays())
+    assert values.scalars["health/weight_norm_ratio"] == pytest.approx(3.0)

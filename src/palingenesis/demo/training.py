@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from palingenesis.config import MonitorConfig
 from palingenesis.demo.corpus import load_conversations
 from palingenesis.demo.faults import PlannedFault, break_layer
 from palingenesis.demo.model import CONTEXT, build_model
@@ -83,6 +84,8 @@ def train(
         optimizer,
         out=folder,
         name=name,
+        # From random weights every model drifts far.
+        config=MonitorConfig(drift="off"),
         check_every=CHECK_EVERY,
         warmup=CHECKS_BEFORE_ALARMS,
         overwrite=True,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from palingenesis.layers import Layers, Unit, block_of
 from palingenesis.signals.norms import plain_values
 from palingenesis.signals.sharding import local, local_gradients, meeting_device, shard_index, shard_weight
-from palingenesis.signals.sketch import Scratch, Sketcher, dense_values, prime_up_to
+from palingenesis.signals.sketch import Scratch, Sketcher, dense_values, prime_dividing_none
 from palingenesis.signals.values import Values
 
 METRIC = "health/grad_cosine_sim"
@@ -158,8 +158,8 @@ class _OnDevice:
     def _sums(self, products: torch.Tensor) -> torch.Tensor:
         """Over each block's elements, in the order of ``_group_blocks``."""
         sums = products[self.exact_size :].view(-1, self.sketcher.width).sum(1)
-        if not self.exact_size:
-            return sums
+        if not self.exact_size:  # nothing is kept exactly, or blocks without elements are
+            return torch.cat([products.new_zeros(len(self._lengths)), sums])
         # `unsafe` leaves out a check that would wait for the device.
         exact = products[: self.exact_size]
         return torch.cat([torch.segment_reduce(exact, "sum", lengths=self._lengths, unsafe=True), sums])
@@ -216,7 +216,8 @@ class GradientCosine:
             by_device.setdefault(unit.parameter.device, []).append(i)
             nbytes += _elements(unit) * unit.parameter.element_size()
         numbers = int(self._share * nbytes / 4 / max(len(self.blocks), 1))
-        self.width = prime_up_to(min(max(numbers, LEAST_WIDTH), MOST_WIDTH))
+        lengths = {_elements(unit) for unit in self.layers.units}
+        self.width = prime_dividing_none(lengths, min(max(numbers, LEAST_WIDTH), MOST_WIDTH))
         self._devices = [
             _OnDevice(self.layers, members, block_of_unit, self.width) for members in by_device.values()
         ]

@@ -22,7 +22,7 @@ from palingenesis.errors import ConfigError
 from palingenesis.layers import Layers, Unit
 from palingenesis.signals.norms import gradient_norms
 from palingenesis.signals.sharding import shard_index
-from palingenesis.signals.sketch import Sketcher, hashed, prime_up_to
+from palingenesis.signals.sketch import Sketcher, hashed, prime_dividing_none
 from palingenesis.signals.values import Values
 from palingenesis.signals.weights import Floats, local_part, packed, share_of, unpacked, wide
 
@@ -47,8 +47,7 @@ _PROBE = hashed(b"drift", 8).tobytes().hex()
 def widest_within(lengths: list[int], numbers: float) -> int:
     """The largest width C, a prime, at which ``Σ min(length, C)`` is within a budget.
 
-    Equal widths make the largest error as small as it can be. A prime that divides no length: columns of the
-    sketch then cut across whatever repeats inside of a tensor.
+    Equal widths make the largest error as small as it can be.
     """
     low, high = 2, WIDEST
     while low < high:
@@ -57,14 +56,11 @@ def widest_within(lengths: list[int], numbers: float) -> int:
             low = middle
         else:
             high = middle - 1
-    width = prime_up_to(low)
-    while width > 2 and any(length > width and length % width == 0 for length in lengths):
-        width = prime_up_to(width - 1)
-    return width
+    return prime_dividing_none(lengths, low)
 
 
 def sketches_of(parts: Mapping[str, torch.Tensor], width: int) -> dict[str, torch.Tensor]:
-    """A sketch of each tensor; of one with no more than ``width`` elements itself, flat and in fp32.
+    """A sketch of each tensor, in fp32; of one with no more than ``width`` elements itself, flat.
 
     Args:
         parts: tensors by label, on any devices. Labels choose the signs.
@@ -77,7 +73,8 @@ def sketches_of(parts: Mapping[str, torch.Tensor], width: int) -> dict[str, torc
     taken: dict[str, torch.Tensor] = {}
     for label, part in parts.items():
         if part.numel() <= width:
-            taken[label] = part.reshape(-1).to(torch.float32, copy=True)
+            dtype = torch.float64 if part.dtype == torch.float64 else torch.float32
+            taken[label] = part.reshape(-1).to(dtype, copy=True)
         else:
             by_device.setdefault(part.device, {})[label] = part
     for device, long in by_device.items():
@@ -235,7 +232,8 @@ class Drift:
             elif start[i] == 0:
                 unavailable[f"{NAME}/{layer}"] = "its weights were zero when training began"
             else:
-                drifts[layer] = math.sqrt(moved[i] / start[i])
+                with np.errstate(invalid="ignore"):  # infinite weights have no drift: NaN, as it should be
+                    drifts[layer] = math.sqrt(moved[i] / start[i])
         if not drifts:
             return Values(unavailable=unavailable)
         values = list(drifts.values())

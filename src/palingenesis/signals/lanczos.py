@@ -90,9 +90,14 @@ def _leading(parts: list[list[float]]) -> tuple[float, NDArray[np.float64]]:
     return float(values[-1]), vectors[:, -1]
 
 
-def admixed(known: torch.Tensor, fresh: torch.Tensor, share: float = ADMIXTURE) -> torch.Tensor:
-    """A known direction, of length 1 or 0, and a share of a fresh one in a single start, ``[d]``."""
-    return torch.add(known, fresh, alpha=share / float(torch.linalg.vector_norm(fresh)))
+def admixed(block: torch.Tensor, share: float = ADMIXTURE) -> torch.Tensor:
+    """A known direction, of length 1 or 0, and a share of a fresh one in a single start, ``[d]``.
+
+    Args:
+        block: both, ``[2, d]``.
+        share: how long the fresh one is to be.
+    """
+    return torch.add(block[0], block[1], alpha=share / float(torch.linalg.vector_norm(block[1])))
 
 
 def orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ PATIENCE_S = 120.0
 
 _SHARDED_ALONE = "sharded, and not every rank has made a monitor: norms over one rank's shards would be wrong"
 
-# How often this process has met the others under each name; equal on all ranks that do the same.
+# How often this process has met the others under each name.
 _rounds: Counter[str] = Counter()
 
 
@@ -40,11 +40,20 @@ def ranks_and_own() -> tuple[int, int]:
     return 1, 0
 
 
+def _next_place(store: Any, name: str) -> str:
+    while True:
+        _rounds[name] += 1
+        place = f"palingenesis/{name}/{_rounds[name]}"
+        if not store.check([f"{place}/held"]):
+            return place
+
+
 class Meeting:
     """Whether every rank takes part in something.
 
     Args:
-        name: of what; the n-th meeting of that name on one rank is the n-th on every other.
+        name: of what; the n-th meeting of that name on one rank is the n-th on every other. Those that were
+            settled without this rank, because it made none, are not counted.
         word: what this rank has to say to the others.
     """
 
@@ -60,8 +69,7 @@ class Meeting:
             self._held = False
             return
         self._store = store
-        _rounds[name] += 1
-        self._prefix = f"palingenesis/{name}/{_rounds[name]}"
+        self._prefix = _next_place(store, name)
         self._keys = [f"{self._prefix}/{one}" for one in range(self.size)]
         self._store.set(self._keys[rank], f"here {word}")
         # Setting does not wait for the store; asking it does, and what comes after is then seen to be later.

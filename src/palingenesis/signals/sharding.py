@@ -6,7 +6,8 @@ differ from mesh to mesh (FSDP, HSDP, tensor and expert parallelism may meet in 
 number of replicas makes one sum over the world right for all of them.
 
 What every rank has to do alike: make the monitor (see ``meeting.py``), call ``step`` equally often, and
-change which parameters train between the same two checks. No collective depends on anything else.
+change which parameters train between the same two checks. A rank that does not would keep the others waiting
+for ever, so all of them pass a gate before the reduction, or none.
 
 Squares are summed in double precision: norms from 1e-154 to 1e154 keep their squares, which holds for every
 fp32, bf16 and fp16 tensor, so that a sum is zero only where every element on every rank is. NaN and infinity
@@ -15,8 +16,12 @@ pass through the sum.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -28,6 +33,7 @@ from palingenesis.layers import Layers, Unit, is_sharded
 from palingenesis.signals.guard import Guard
 
 __all__ = [
+    "Gate",
     "JointNorms",
     "RootWeights",
     "is_sharded",
@@ -39,6 +45,12 @@ __all__ = [
     "sum_over_ranks",
     "to_device",
 ]
+
+# How long the first rank at a gate waits for the last, in seconds; and how often in a row in vain.
+GATE_S, MISSES = 30.0, 2
+
+# How many gates of each name this process has made; equal on all ranks that do the same.
+_gates: Counter[str] = Counter()
 
 # Steps that wait for one reduction. It bounds the memory: 64 rows of 1,000 norms are half a megabyte.
 MOST_ROWS = 64
@@ -171,6 +183,72 @@ def sum_over_ranks(tensors: Mapping[str, torch.Tensor], device: torch.device) ->
     }
 
 
+class Gate:
+    """Lets all ranks through together, or none of them: before a collective that one may not come to.
+
+    A collective that one rank does not join never ends. Ranks that come to the gate wait for the others
+    there, in the store that torch.distributed was started with; whoever has waited too long closes it for
+    all. Every rank gets the same answer.
+
+    Args:
+        name: of what is behind it; the n-th gate of that name on one rank is the n-th on every other.
+        word: what all ranks have to be of one mind about.
+    """
+
+    def __init__(self, name: str, word: str) -> None:
+        self._size = dist.get_world_size()
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        _gates[name] += 1
+        self._place = f"palingenesis/gates/{name}/{_gates[name]}"
+        self._times = self._missed = 0
+        # For good: some rank has another mind, or comes no more.
+        self.shut = self._store is None
+        if self._store is not None:
+            self._words = [f"{self._place}/{rank}" for rank in range(self._size)]
+            self._store.set(self._words[dist.get_rank()], hashlib.sha256(word.encode()).hexdigest())
+
+    def passes(self) -> bool:
+        """Whether all ranks have come here for the n-th time, as this one has."""
+        if self.shut:
+            return False
+        self._times += 1
+        try:
+            opened = not self._is_pointless() and self._settled(f"{self._place}/at {self._times}")
+        except RuntimeError:  # the store is gone: training ends
+            opened, self.shut = False, True
+        self._missed = 0 if opened else self._missed + 1
+        self.shut = self.shut or self._missed >= MISSES
+        return opened
+
+    def leave(self) -> None:
+        """Tell the others that this rank comes no more: they need not wait for it."""
+        if not self.shut:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and with it those who would wait
+                self._store.set(f"{self._place}/left", "yes")
+        self.shut = True
+
+    def _is_pointless(self) -> bool:
+        """Whether a rank has left, or is of another mind."""
+        left = bool(self._store.check([f"{self._place}/left"]))
+        known = self._times == 1 and self._store.check(self._words)
+        self.shut = left or (known and len(set(self._store.multi_get(self._words))) > 1)
+        return self.shut
+
+    def _settled(self, key: str) -> bool:
+        if self._store.add(f"{key}/here", 1) == self._size:
+            self._store.compare_set(f"{key}/open", "", "yes")
+        try:
+            self._store.wait([f"{key}/open"], timedelta(seconds=GATE_S))
+        except RuntimeError:  # the time is over; some stores have no error of their own for it
+            self._store.compare_set(f"{key}/open", "", "no")
+        opened: bytes = self._store.get(f"{key}/open")
+        if opened == b"yes" and dist.get_rank() == 0 and self._times > 1:
+            # All are here, and need what was settled before no more.
+            for what in ("here", "open"):
+                self._store.delete_key(f"{self._place}/at {self._times - 1}/{what}")
+        return opened == b"yes"
+
+
 class RootWeights:
     """Roots of the ``shard_weight`` of gradients, on their device, remembered as long as they stay the same.
 
@@ -224,6 +302,7 @@ class JointNorms:
     def __init__(self, layers: Layers, *, guard: bool, interval: int) -> None:
         size = len(layers.units)
         self._device = meeting_device(layers)
+        self._gate = Gate("norms", repr(([unit.label for unit in layers.units], guard, interval)))
         self._rows = min(interval, MOST_ROWS) if guard else 1
         self._early = guard and interval > self._rows
         # A tensor made in inference mode could not be written to outside of it.
@@ -270,7 +349,7 @@ class JointNorms:
 
         Args:
             tensors: gain ``norms/0``, ``guard/0``, ``holding`` (how many ranks have a gradient of each unit),
-                ``complete`` (how many filled every row).
+                ``complete`` (how many filled every row). If not all ranks come, only the last one, as 0.
             absent: which units have no gradient here.
 
         Returns:
@@ -288,7 +367,15 @@ class JointNorms:
         tensors["guard/0"] = self.guard.values
         return self.guard.steps
 
+    def leave(self) -> None:
+        """This rank reduces nothing any more; the others need not wait for it."""
+        self._gate.leave()
+
     def _reduce(self, along: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not self._gate.passes():
+            self._least = torch.zeros(1, dtype=torch.float64, device=self._device)
+            self._row_of = {}
+            return {}
         found = sum_over_ranks(
             {"squares": self._local.square(), "filled": self._filled, **along}, self._device
         )

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -160,6 +160,8 @@ class Sketcher:
 
     def _add_sparse(self, plan: _Plan, values: torch.Tensor, sketch: torch.Tensor, scratch: Scratch) -> None:
         """The stored elements only, each where it would have been in the dense tensor."""
+        if not values.values().numel():
+            return
         stored = plain_values(values).reshape(values.values().shape[0], -1)
         inner, window = stored.shape[1], self._rows * self.width
         first = torch.zeros_like(values.indices()[0])
@@ -188,6 +190,18 @@ def _signs(drawn: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
 def dense_values(tensor: torch.Tensor) -> torch.Tensor:
     """A real, strided tensor with every element in its place, also those that a sparse one does not store."""
     return plain_values(tensor.to_dense() if tensor.layout is torch.sparse_coo else tensor)
+
+
+def prime_dividing_none(lengths: Collection[int], number: int) -> int:
+    """The largest prime that is not above ``number`` and divides none of the lengths above it; 2 at least.
+
+    Columns of a sketch of that width cut across whatever repeats inside of a tensor. If the width divided
+    a dimension, all that one hot column of a matrix holds would fall into one number.
+    """
+    width = prime_up_to(number)
+    while width > 2 and any(length > width and length % width == 0 for length in lengths):
+        width = prime_up_to(width - 1)
+    return width
 
 
 def prime_up_to(number: int) -> int:

@@ -136,20 +136,21 @@ def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor, cached: 
     """
     if cached:
         return matrix.mT.mv(matrix.mv(rows).div_(scale)).div_(scale)
-    single = matrix.device.type == "cpu" and matrix.dim() == 2 and rows.shape[-2] <= FEW
-    in_pieces = single and matrix.stride(-1) == 1
-    most = min(PIECE, IN_CACHE) if in_pieces else PIECE
+    elements = matrix.numel()
+    few = elements >= ALONE and matrix.dim() == 2 and rows.shape[-2] <= FEW and matrix.device.type == "cpu"
+    in_pieces = few and matrix.stride(-1) == 1
+    length = (min(PIECE, IN_CACHE) if in_pieces else PIECE) // max(1, elements // max(1, matrix.shape[-2]))
     result = torch.zeros_like(rows)
-    for piece in matrix.split(max(1, most // max(1, matrix[..., :1, :].numel())), dim=-2):
+    for piece in matrix.split(max(1, length), dim=-2):
         piece = piece.to(rows.dtype)
-        if not single:
+        if not few:
             result += ((rows @ piece.mT) / scale) @ piece
             continue
         if in_pieces:
             piece.sum()  # a stream that a processor reads ahead: products twice as fast make up for it
         for row, total in zip(rows.unbind(), result.unbind(), strict=True):
             total.addmv_(piece.mT, piece.mv(row).div_(scale.view(1)))
-    return result.div_(scale)
+    return result / scale
 
 
 class _Plan(NamedTuple):
@@ -204,9 +205,8 @@ class _Progress:
         """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
         matrix = self.matrix.tall()
         block = self.start(plan, matrix, generator, call)
-        share = 1.0 if plan.search else ADMIXTURE
-        start = admixed(*block, share) if len(block) == 2 else block[0]
-        scale = torch.where(norm == 0, 1.0, norm).to(block.dtype)
+        start = admixed(block, 1.0 if plan.search else ADMIXTURE) if len(block) == 2 else block[0]
+        scale = (norm if float(norm) else torch.ones_like(norm)).to(block.dtype)
 
         if stays := matrix.numel() <= STAYS:
             matrix = matrix.to(block.dtype)  # once, not at every step
@@ -216,17 +216,14 @@ class _Progress:
             return gram(matrix, row, scale[0, 0], True) if stays else gram(matrix, row[None], scale)[0]
 
         found = lanczos(product, start, least=plan.steps, most=MOST, aim=AIM)
-        self.keep(found.product, max(matrix.shape))
+        self.keep(_direction(found.product), max(matrix.shape))
         # A norm beyond the products' range would pass for a matrix of zeros.
-        numbers = torch.tensor([found.value, found.residual], dtype=norm.dtype, device="cpu")
-        value, residual = numbers.add_(0 * scale.view(1)).unbind()
+        value, residual = norm.new_tensor([found.value + 0 * float(scale), found.residual]).unbind()
         return value, residual
 
-    def keep(self, vectors: torch.Tensor, longer_side: int) -> None:
-        """Remember where to go on: ``[..., d]``, of any length."""
-        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-        kept = (vectors / lengths).to(torch.bfloat16)  # as a start that will do
-        self.vector = kept if longer_side >= KEPT_FROM else None
+    def keep(self, direction: torch.Tensor, longer_side: int) -> None:
+        """Remember where to go on."""
+        self.vector = direction if longer_side >= KEPT_FROM else None
 
     def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
         """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
@@ -238,6 +235,12 @@ class _Progress:
             return block
         known = self.vector.to(dtype, copy=True).to(like.device).nan_to_num_(0.0)  # a NaN is not to stay
         return torch.cat([known.unsqueeze(-2), block], dim=-2)
+
+
+def _direction(vectors: torch.Tensor) -> torch.Tensor:
+    """As a start that will do: ``[..., d]`` in bf16."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors.div(lengths).to(torch.bfloat16)
 
 
 def is_still(value: float, before: float, square: float) -> bool:
@@ -271,8 +274,10 @@ class _Group:
 
     def end(self) -> None:
         """Find what is known so far, and remember where to go on."""
-        self._value, self._residual, vectors = self.space.ritz()
-        each = [vectors] if self._members[0].matrix.stacked else vectors.unbind(0)
+        self._value, self._residual, products = self.space.ritz()
+        found = _direction(products)
+        # Of a stack one tensor, of others each its own: a view would keep all of them alive.
+        each = [found] if self._members[0].matrix.stacked else [one.clone() for one in found.unbind(0)]
         for one, own, matrix in zip(self._members, each, self._tall, strict=True):
             one.keep(own, max(matrix.shape[-2:]))
 
@@ -365,7 +370,8 @@ class Spectrum:
             worst = shards.worst([found[one] for one in members])
             for one, (value, residual) in zip(members, worst, strict=True):
                 share = 1 / one.matrix.holders if self._layers.together else 1.0
-                values[one.matrix.index], residuals[one.matrix.index] = value * share, residual * share
+                values[one.matrix.index] = value if share == 1.0 else value * share
+                residuals[one.matrix.index] = residual if share == 1.0 else residual * share
         tensors = packed("spectrum/value", values, self._layers)
         return tensors | packed("spectrum/residual", residuals, self._layers)
 

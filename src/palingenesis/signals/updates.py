@@ -229,20 +229,14 @@ class Updates:
             for parameter in group["params"]
         }
 
-    def _chosen(self, label: str, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Indices of the sample, the same at every call; of all elements of a short tensor."""
+    def _chosen(self, label: str, part: torch.Tensor) -> torch.Tensor:
+        """Places of the sample in the tensor as if flat, the same at every call; all of a short tensor."""
         elements = part.numel()
         if elements <= self._sample:
-            flat = torch.arange(elements, device=part.device)
-        else:
-            turn = int.from_bytes(hashed(label.encode(), 4).tobytes(), "little") >> (32 - _PLACES)
-            places = self._places[: self._sample].to(part.device, non_blocking=True)
-            flat = ((places + turn) % (1 << _PLACES)) * elements >> _PLACES
-        at: list[torch.Tensor] = []
-        for size in reversed(part.shape):  # torch.unravel_index waits for the device
-            at.append(flat % size)
-            flat = flat // size
-        return tuple(reversed(at))
+            return torch.arange(elements, device=part.device)
+        turn = int.from_bytes(hashed(label.encode(), 4).tobytes(), "little") >> (32 - _PLACES)
+        places = self._places[: self._sample].to(part.device, non_blocking=True) + turn
+        return places.bitwise_and_((1 << _PLACES) - 1).mul_(elements).bitwise_right_shift_(_PLACES)
 
     def _lost(
         self, parts: list[torch.Tensor], labels: list[str], samples: Mapping[str, _Sample]
@@ -299,14 +293,26 @@ def _above_zero(rate: Any) -> bool:
     return True if rate is None or unread else float(rate) > 0
 
 
-def _values_at(part: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return part[at] if part.dim() else part.reshape(1).clone()
+def _values_at(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Elements at places of the tensor as if it were flat."""
+    if tensor.is_contiguous():
+        return tensor.view(-1).index_select(0, at)
+    index: list[torch.Tensor] = []
+    for size in reversed(tensor.shape):  # torch.unravel_index waits for the device
+        index.append(at % size)
+        at = at // size
+    return tensor[tuple(reversed(index))]
 
 
-def _touched(unit: Unit, gradient: torch.Tensor, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Whether the gradient is not zero at some elements; of a sparse one, whether their row is stored."""
+def _touched(unit: Unit, gradient: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Whether the gradient is not zero at some elements."""
     if gradient.layout is torch.sparse_coo:
-        stored = gradient._indices()
-        inside = torch.zeros(gradient.shape[0], dtype=torch.bool, device=gradient.device)
-        return inside.index_fill_(0, stored[0], True)[at[0]]
+        stored = gradient.coalesce()
+        rows, inner = stored.indices()[0], gradient.shape[1:].numel()
+        # One more row, of zeros, for those that are not stored.
+        place = torch.full((gradient.shape[0],), len(rows), device=at.device).index_copy_(
+            0, rows, torch.arange(len(rows), device=at.device)
+        )
+        values = torch.cat([stored.values().reshape(len(rows), inner), stored.values().new_zeros(1, inner)])
+        return values[place[at // inner], at % inner] != 0
     return _values_at(local_part(unit, gradient), at) != 0

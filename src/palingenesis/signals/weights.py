@@ -321,7 +321,7 @@ class WeightNorms:
         }
         scalars = {}
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = self._imbalance(np.sqrt(squares / counts))
+            ratio = self._imbalance(np.sqrt(squares / counts), counts)
         if ratio is not None:
             scalars["health/weight_norm_ratio"] = ratio
         unavailable: dict[str, str] = {}
@@ -329,11 +329,13 @@ class WeightNorms:
             layers["health/gw_ratio"] = self._against(of_gradients, absent, square, unavailable)
         return Values(scalars, {name: found for name, found in layers.items() if found}, unavailable)
 
-    def _imbalance(self, rms: Floats) -> float | None:
+    def _imbalance(self, rms: Floats, counts: Floats) -> float | None:
         """Largest over smallest; infinite where one is zero and another is not."""
         ratios = []
         for members in self._alike:
-            values = rms[members]
+            values = rms[[i for i in members if counts[i] > 0]]
+            if len(values) < 2:
+                continue
             if values.max() == 0:
                 continue  # nothing to compare yet, as in adapters that start at zero
             ratios.append(float(values.max() / values.min()) if values.min() != 0 else math.inf)

@@ -87,7 +87,7 @@ class Decoder:
         shares = SHARES if together else frozenset[str]()
         arrays, silent = combined(own, others, summed=shares, each=EACH)
         missing = {f"health/{family}": _why_silent(ranks) for family, ranks in silent.items()}
-        if self._tiers.company.size > 1 and not others:
+        if self._tiers.company.size > 1 and not others and look.asks:
             missing["health/ranks"] = _ALONE
         steps: dict[int, _Gathered] = {}
         for step, values in (*self._of_losses(look, own), *self._of_outputs(look, arrays, missing)):

@@ -42,6 +42,10 @@ class Hearing:
         self._lonely = 0
         # Gradients are freed inside backward: every look has to be by hooks.
         self.released = False
+        # Of a step that is listened to: the parameter heard first, and whether its gradient was gone when the
+        # others' came. Whether a step that left none was ever listened to.
+        self._first: torch.nn.Parameter | None = None
+        self._gone = self._feeds = self._asked = False
 
     def listen(self, step: int, *, with_others: bool) -> None:
         """Listen to a step that begins, if something needs it.
@@ -50,14 +54,34 @@ class Hearing:
             step: the step.
             with_others: other ranks compare theirs.
         """
-        feeds = self.released and (self._schedule.second_tier(step) or self._schedule.second_tier(step + 1))
-        looks = self.released and (self._schedule.check(step) or self._schedule.third_tier(step))
-        if not (feeds or looks or self._compares(step, with_others=with_others)):
+        schedule = self._schedule
+        feeds = self.released and (schedule.second_tier(step) or schedule.second_tier(step + 1))
+        looks = schedule.check(step) or schedule.third_tier(step) or schedule.first is None
+        if self.released:
+            listens = feeds or looks
+        else:
+            listens = self._doubts() or self._compares(step, with_others=with_others)
+        if not listens:
             return
+        self._feeds, self._first, self._gone = feeds, None, False
         if feeds:
             self._cosine.listen(step)
-        self._hooks.arm(self._cosine.feed if feeds else None)
+        self._hooks.arm(self._take)
         self._step = step
+
+    def _doubts(self) -> bool:
+        """Whether the step that ends has left no gradient at all: once it is asked where they are."""
+        return not self._asked and all(unit.parameter.grad is None for unit in self._layers.units)
+
+    def _take(self, unit: int, gradient: torch.Tensor) -> None:
+        """Called with each gradient while ``backward`` runs."""
+        parameter = self._layers.units[unit].parameter
+        if self._first is None:
+            self._first = parameter
+        elif self._first is not parameter:
+            self._gone |= self._first.grad is None
+        if self._feeds:
+            self._cosine.feed(unit, gradient)
 
     def _compares(self, step: int, *, with_others: bool) -> bool:
         """Whether the step's micro-batches are worth comparing."""
@@ -65,7 +89,7 @@ class Hearing:
             return False
         if self._ranks > 1:
             return with_others  # the gradient that is left is an average over all of them
-        return self._lonely % ASK_AGAIN == 0 or self.released
+        return self._lonely % ASK_AGAIN == 0
 
     def heard(self, step: int, scale: torch.Tensor | None, *, with_others: bool) -> MicroBatches | None:
         """What was heard of a step that was listened to; the hooks are gone then.
@@ -78,7 +102,7 @@ class Hearing:
         due = self._noise and self._schedule.second_tier(step)
         if self._step != step:
             self._hooks.disarm()
-            self._lonely += due and not with_others
+            self._lonely += due and self._lonely > 0 and not with_others
             return None
         self._step = None
         found = self._hooks.collect(scale=scale)
@@ -86,9 +110,12 @@ class Hearing:
             return None
         if due:
             self._lonely = self._lonely + 1 if found.count < 2 and not with_others else 0
-        if not self.released and found.heard:
+        self._asked = True
+        if self._gone and not self.released:
+            # Gradients that are there until backward ends are missed by a step() in the wrong place only.
             units = self._layers.units
             self.released = all(units[i].parameter.grad is None for i in found.heard)
+        self._first = None
         return found
 
     def norms(self, found: MicroBatches | None) -> Norms | None:

@@ -43,6 +43,7 @@ class Look:
         losses: of the steps since the last look, without what is still on a device.
         rows: which steps the rows of ``outputs`` are of.
         looked: tier 3 looked at the weights.
+        asks: the other ranks look too, and are asked what they found.
     """
 
     step: int
@@ -50,6 +51,7 @@ class Look:
     losses: TapeCut
     rows: list[Row]
     looked: bool
+    asks: bool = True
 
 
 class Tiers:
@@ -161,7 +163,7 @@ class Tiers:
             found |= self._part("memory", self.memory.compute)
         if self.reads_model:
             found |= self._directions(step, norms)
-            found |= self._weights(step, norms)
+            found |= self._weights(step, norms, heard)
         if schedule.third_tier(step) and self.company.size > 1:
             found |= self._part("replicas", self.replicas.compute)
             found |= self._part("ranks", self.own.compute)
@@ -177,7 +179,11 @@ class Tiers:
         """A last look at the weights of a run that has had none since its start."""
         if not self.reads_model or self.layers.together:
             return None
-        return self._send(step, self._look_at_weights(step, None))
+        found = self._look_at_weights(step, None, None)
+        if self.company.alone:
+            return self._send(step, found)
+        # Of the tokens since the last look the other ranks would have to tell theirs.
+        return Look(step, Packet(found), TapeCut({}, {}), [], looked=True, asks=False)
 
     def rest(self, step: int) -> Look | None:
         """What was gathered since the last look, when nothing comes after it; other ranks are not asked."""
@@ -210,23 +216,23 @@ class Tiers:
             self._part("cosine", lambda: self.cosine.arm(step, norms, scale))
         return {}
 
-    def _weights(self, step: int, norms: Norms | None) -> Found:
+    def _weights(self, step: int, norms: Norms | None, heard: MicroBatches | None) -> Found:
         weights, scale = self.weights, self._scaler.scale
         found = self._part("updates", lambda: weights.updated(step, scale))
         looked = self.schedule.third_tier(step)
         if looked:
-            found |= self._look_at_weights(step, norms)
+            found |= self._look_at_weights(step, norms, heard)
         if self.schedule.watches_update(step):
             self._part("updates", lambda: weights.arm_update(step, scale, looked=looked))
         return found
 
-    def _look_at_weights(self, step: int, norms: Norms | None) -> Found:
-        weights = self.weights
+    def _look_at_weights(self, step: int, norms: Norms | None, heard: MicroBatches | None) -> Found:
+        weights, absent = self.weights, self.hearing.absent(heard)
         found: Found = {}
         if step == self.schedule.first:
             self._part("drift", weights.begin)
         found |= self._part("weights", weights.norms)
-        found |= self._part("gradients", lambda: {**weights.gradients(norms), **weights.present()})
+        found |= self._part("gradients", lambda: {**weights.gradients(norms), **weights.present(absent)})
         found |= self._part("spectrum", weights.spectrum)
         found |= self._part("drift", weights.drifted)
         return found | self._part("adapters", weights.adapters)

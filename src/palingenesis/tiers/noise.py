@@ -6,6 +6,7 @@ hear a gradient before it is averaged. Where the whole step is one part, two con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -38,6 +39,8 @@ class Noise:
         self._ranks = ranks
         self.scale = NoiseScale()
         self._batches: dict[int, Batch] = {}
+        # The later step of the last pair.
+        self._paired: int | None = None
 
     @torch.no_grad()
     def compute(
@@ -112,7 +115,7 @@ class Noise:
         if ranks != self._ranks or (counts > tables.shape[2]).any():
             return
         inner, of_probe, whole = wholes[:, 1].sum() / ranks, wholes[0, 2], wholes[0, 3]
-        if not (inner > 0 and of_probe > 0):
+        if not (0 < inner < math.inf and 0 < of_probe < math.inf):
             return  # nothing tells what was done to the gradient between its parts and here
         # The gradient that is there is the average over ranks of what was heard, but for clipping.
         factor = of_probe / inner
@@ -132,9 +135,14 @@ class Noise:
         )
 
     def take_consecutive(self, step: int, products: Products | None) -> None:
-        """Take in what two consecutive steps have in common."""
-        if products is None:
+        """Take in what two consecutive steps have in common.
+
+        Of pairs that have a step in common only the first is taken: both err by the noise of that step, and
+        the errors are those of independent numbers.
+        """
+        if products is None or (self._paired is not None and step == self._paired + 1):
             return
+        self._paired = step
         before, now = self._batches.get(step - 1), self._batches.get(step)
         if before is None or now is None:
             before = now = Batch()

@@ -112,7 +112,7 @@ class Numbers:
     ) -> list[Mapping[str, NDArray[np.float64]]] | None:
         """What the other ranks found at the same step; ``None`` while that is still to come."""
         company = self.tiers.company
-        if company.alone:
+        if company.alone or not look.asks:
             return []
         if company.rank > 0:
             tells = EACH | SHARES if self.tiers.layers.together else EACH

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
+import zlib
 from pathlib import Path
 
 import torch
@@ -11,7 +13,19 @@ import torch
 from palingenesis.errors import ConfigError
 from palingenesis.signals.drift import Drift
 
-_UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError)
+# What a file raises that is damaged, or something else.
+_UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
 
 _NOT_KEPT = "the run goes on, and the record does not hold the weights that it was first started with"
 
@@ -41,9 +55,22 @@ def read_start(drift: Drift, file: Path) -> str | None:
     if not file.exists():
         return _NOT_KEPT
     try:
+        _check(file)
         drift.load_state_dict(torch.load(file, weights_only=True))
     except ConfigError as error:
         return str(error)
     except _UNREADABLE as error:
         return f"{file.name} in the record cannot be read ({type(error).__name__})"
     return None
+
+
+def _check(file: Path) -> None:
+    """Compare the file with its own checksums, which ``torch.load`` does not: a bad bit would pass for drift.
+
+    Raises:
+        OSError, RuntimeError, zipfile.BadZipFile: it is damaged.
+    """
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(damaged)

@@ -103,9 +103,16 @@ class WeightTier:
                 squares |= zip(members, norms[device].square().unbind(), strict=True)
         return packed("gradients/square", squares, self.layers)
 
-    def present(self) -> dict[str, torch.Tensor]:
-        """Which units have a gradient: on the host, a sum over ranks."""
-        there = [float(unit.parameter.grad is not None) for unit in self.layers.units]
+    def present(self, absent: NDArray[np.bool_] | None) -> dict[str, torch.Tensor]:
+        """Which units have a gradient: on the host, a sum over ranks.
+
+        Args:
+            absent: those that had none, where ``.grad`` does not tell.
+        """
+        if absent is None:
+            there = [float(unit.parameter.grad is not None) for unit in self.layers.units]
+        else:
+            there = (~absent).astype(float).tolist()
         return {"gradients/there": torch.tensor(there, dtype=torch.float64, device="cpu")}
 
     def norms(self) -> dict[str, torch.Tensor]:
