@@ -114,9 +114,11 @@ class Inventory:
 
     def not_optimized(self) -> list[str]:
         """Watched parameters that train but that no optimizer holds; none if no optimizer was given."""
-        held = self.optimized() if self._optimizers else set()
-        watched = self.layers.parameters.items() if self._optimizers else ()
-        return [name for name, p in watched if p.requires_grad and id(p) not in held]
+        if not self._optimizers:
+            return []
+        held = self.optimized()
+        here = {unit.name: unit.parameter for unit in self.layers.units if not unit.elsewhere}
+        return [name for name, p in here.items() if p.requires_grad and id(p) not in held]
 
     def trained(self) -> Bools:
         """One entry a layer: some parameter of it is in an optimizer (or none was given)."""

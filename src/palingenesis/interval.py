@@ -12,6 +12,7 @@ import torch
 
 from palingenesis.config import MonitorConfig
 from palingenesis.describe import learning_rate
+from palingenesis.errors import LayerError
 from palingenesis.layers import Layers, is_sharded
 from palingenesis.scaling import Scaler
 from palingenesis.signals.cosine import Norms
@@ -42,10 +43,14 @@ class Interval:
     def layers(self) -> Layers:
         return self.reader.layers
 
-    def decode(self) -> tuple[CheckReading, Series, Series]:
-        """The gradients at the end, and the loss and the loss scale of every step."""
+    def decode(self) -> tuple[CheckReading | LayerError, Series, Series]:
+        """The gradients at the end, or why they are not known; the loss and the loss scale of every step."""
         arrays = self.check.packet.arrays()
-        reading = self.reader.decode(self.check, arrays)
+        reading: CheckReading | LayerError
+        try:
+            reading = self.reader.decode(self.check, arrays)
+        except LayerError as error:
+            reading = error
         return reading, self.losses.values(arrays.get("losses")), self.scales.values(arrays.get("scales"))
 
 

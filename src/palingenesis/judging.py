@@ -13,6 +13,7 @@ from palingenesis import lifecycle
 from palingenesis.changes import Inventory
 from palingenesis.config import MonitorConfig
 from palingenesis.describe import describe_layers
+from palingenesis.errors import LayerError
 from palingenesis.events import Event
 from palingenesis.interval import Interval
 from palingenesis.journal import Journal
@@ -104,7 +105,13 @@ class Judging:
     def _check(self, interval: Interval, now: int) -> None:
         reading, losses, scales = interval.decode()
         # What the tiers saw up to here was sent before, and belongs into the same rows.
-        self._tell_numbers(now, until=reading.step)
+        self._tell_numbers(now, until=interval.check.step)
+        add_steps(self._numbers.rows, interval.times, losses)
+        self._checked = interval.check.step
+        if isinstance(reading, LayerError):
+            self._write_rows(self._numbers.known_until(self._checked))
+            self._journal.tell(self.watchers.check_losses(self._checked, losses))
+            raise reading
         counts = self._journal.counts
         counts["checks"] += 1
         counts["checks_without_gradients"] += not reading.saw_gradients
@@ -113,7 +120,7 @@ class Judging:
         norm = self.watchers.layers.clipped_norm
         if norm is not None:
             self.gradients_are("clipped", lambda: lifecycle.clipped_gradients(reading.step, norm))
-        self._record(interval, reading, losses)
+        self._record(interval, reading)
         self._journal.tell(events)
 
     def gradients_are(self, how: str, event: Callable[[], Event]) -> None:
@@ -125,12 +132,10 @@ class Judging:
 
     # -- the record --------------------------------------------------------------------------------------
 
-    def _record(self, interval: Interval, reading: CheckReading, losses: list[tuple[int, float]]) -> None:
+    def _record(self, interval: Interval, reading: CheckReading) -> None:
         rows, writer = self._numbers.rows, self._journal.writer
-        add_steps(rows, interval.times, losses)
         clipped = self._gradients == "clipped"
         rows.add(reading.step, check_metrics(reading, interval.learning_rate, clipped=clipped))
-        self._checked = reading.step
         self._write_rows(self._numbers.known_until(self._checked))
         if writer is not None:
             write_check(writer, reading, self.watchers.layers.judged, interval.layers.names)
@@ -163,11 +168,12 @@ class Judging:
         """
         self._tell_numbers(step, last=True)
         reading, losses, scales = interval.decode()
-        guarded = reading if interval.check.guarded_steps else None
+        guarded = reading if isinstance(reading, CheckReading) and interval.check.guarded_steps else None
         events = self.watchers.close(step, guarded, losses, scales, final_scale)
         add_steps(self._numbers.rows, interval.times, losses)
         self._write_rows(step)
         self._journal.tell(events)
+        self._numbers.tiers.leave()
 
     def verdict(self, step: int) -> str:
         """One word on the run as if it ended at ``step``."""

@@ -107,6 +107,7 @@ def tier3_at_end(step: int, every: int) -> Event:
 def gradients_released(step: int) -> Event:
     message = (
         "gradients are freed inside backward: they are read by hooks, on the steps that are looked at; what "
-        "happens between two checks is not seen"
+        "happens between two checks is not seen, and drift begins after the first update "
+        '(gradients="released" says so from the start)'
     )
     return Event("gradients_released", step, "info", message, {})

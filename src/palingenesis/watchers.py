@@ -75,6 +75,10 @@ class Watchers:
             events += self.between.check(reading, self.layers.alarmed)
         return events
 
+    def check_losses(self, step: int, losses: Series) -> list[Event]:
+        """Judge the losses alone of an interval whose gradients are not known."""
+        return self.nonfinite.check(step, losses, None) + self.loss.check(losses, step)
+
     def close(
         self,
         step: int,

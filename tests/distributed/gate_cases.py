@@ -10,14 +10,14 @@ from unittest import mock
 import torch.distributed as dist
 from tests.distributed.sharding_cases import PATIENCE_S, Seen
 
-from palingenesis.signals import sharding
-from palingenesis.signals.sharding import Gate
+from palingenesis.signals import gate
+from palingenesis.signals.gate import Gate
 
 
 def hurried(case: Callable[[], Seen]) -> Callable[[], Seen]:
     def run() -> Seen:
         began = time.monotonic()
-        with mock.patch.object(sharding, "GATE_S", PATIENCE_S):
+        with mock.patch.object(gate, "GATE_S", PATIENCE_S):
             found = case()
         return {**found, "took": time.monotonic() - began}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,8 @@ marks = [
 
 
 @functools.cache
-def _all_cases(ranks: int, group: str) -> dict[str, list[dict[str, Any]]]:
+def _started(ranks: int, group: str) -> dict[str, list[dict[str, Any]]] | str:
+    """What each rank saw, by case; what went wrong if they did not all end."""
     # `--standalone` lets torchrun find a free port.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
@@ -38,14 +38,15 @@ def _all_cases(ranks: int, group: str) -> dict[str, list[dict[str, Any]]]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         )
         try:
             _, errors = started.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(started.pid, signal.SIGKILL)  # else its workers would wait on
-            raise
-        assert started.returncode == 0, errors[-4000:]
+            started.terminate()  # unlike `kill`, this ends the workers too
+            started.communicate()
+            return f"{group}: no end after {TIMEOUT_S} s"
+        if started.returncode:
+            return errors[-4000:]
         files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
         by_rank = [json.loads(file.read_text()) for file in files]
     return {case: [seen[case] for seen in by_rank] for case in by_rank[0]}
@@ -53,7 +54,9 @@ def _all_cases(ranks: int, group: str) -> dict[str, list[dict[str, Any]]]:
 
 def seen(case: str, ranks: int = 2, group: str = "signals") -> list[dict[str, Any]]:
     """What each rank saw in a case, in the order of ranks."""
-    found = _all_cases(ranks, group)[case]
+    cases = _started(ranks, group)
+    assert isinstance(cases, dict), cases
+    found = cases[case]
     errors = [one["error"] for one in found if "error" in one]
     assert not errors, errors[0]
     return found

@@ -18,7 +18,7 @@ from tests.distributed.reading_cases import EVERYTHING, Seen
 from torch import nn
 
 from palingenesis import Monitor, MonitorConfig
-from palingenesis.signals import sharding
+from palingenesis.signals import gate
 from palingenesis.signals.cosine import GradientCosine
 from palingenesis.signals.meeting import agree
 from palingenesis.signals.memory import Memory
@@ -45,7 +45,7 @@ def on(rank: int) -> bool:
 @contextlib.contextmanager
 def hurried() -> Iterator[None]:
     waits = mock.patch.multiple(company, LATE_S=LATE_S, LAST_S=LAST_S)
-    gates = mock.patch.object(sharding, "GATE_S", PATIENCE_S)
+    gates = mock.patch.object(gate, "GATE_S", PATIENCE_S)
     with waits, gates, mock.patch.object(agree, "__defaults__", (PATIENCE_S,)):
         yield
 

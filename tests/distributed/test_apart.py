@@ -150,7 +150,9 @@ def test_drift_is_from_the_first_start_on(case: str) -> None:
         }
         assert len(drifts) > 8
         assert {name: first["rows"][step][name] for name in drifts} == pytest.approx(drifts, rel=1e-3)
-    assert not named(first["events"], "signal_unavailable", "monitor_error")
+    missing = {event["signal"] for event in named(first["events"], "signal_unavailable")}
+    assert missing <= {"health/rank_gradient_ratio"}  # which shards have not
+    assert not named(first["events"], "monitor_error")
 
 
 def test_every_rank_keeps_its_own_part_of_the_first_weights() -> None:
@@ -163,6 +165,6 @@ def test_every_rank_keeps_its_own_part_of_the_first_weights() -> None:
 
 def test_without_one_ranks_first_weights_there_is_no_drift() -> None:
     first = seen("resumed without")[0]
-    (event,) = named(first["events"], "signal_unavailable")
-    assert event["signal"] in ("health/drift", "health/weight_drift")
+    missing = {event["signal"] for event in named(first["events"], "signal_unavailable")}
+    assert missing - {"health/rank_gradient_ratio"} == {"health/weight_drift"}
     assert not any("drift" in name for step in ("11", "15", "20") for name in first["rows"][step])

@@ -9,7 +9,7 @@ from tests.distributed.launch import marks
 from tests.distributed.launch import seen as seen_in
 from tests.distributed.sharding_cases import PATIENCE_S
 
-from palingenesis.signals.sharding import MISSES
+from palingenesis.signals.gate import MISSES
 
 pytestmark = marks
 

@@ -13,7 +13,7 @@ from tests.distributed.patience_cases import CASES, GATES, HALF, PATIENCE_S, SPE
 from tests.distributed.reading_cases import EVERYTHING
 
 from palingenesis import MonitorConfig
-from palingenesis.signals.sharding import MISSES
+from palingenesis.signals.gate import MISSES
 
 pytestmark = marks
 
@@ -98,7 +98,7 @@ def test_a_whole_model_is_read_without_the_others(case: str) -> None:
 @pytest.mark.parametrize("case", ["ddp, monitor on rank 0", "ddp, step on rank 0", "ddp, another config"])
 def test_without_other_ranks_nothing_is_told_of_them(case: str) -> None:
     assert not told(case) & OF_RANKS
-    assert "other ranks" in missing(case)["health/ranks"]
+    assert "other ranks" in missing(case)["health/rank_gradient_ratio"]
 
 
 @pytest.mark.parametrize("case", ["ddp, rank 1 closes", "ddp, rank 1 stops"])
@@ -107,7 +107,7 @@ def test_until_a_rank_is_gone_it_is_heard(case: str) -> None:
         assert bool(names(row) & OF_RANKS) == (
             int(step) <= HALF and bool(names(row) & {"host_rss_gb", "weight_norm"})
         )
-    assert "other ranks" in missing(case)["health/ranks"]
+    assert "other ranks" in missing(case)["health/rank_gradient_ratio"]
 
 
 def test_nothing_is_left_for_a_rank_that_has_closed() -> None:

@@ -108,6 +108,7 @@ def test_only_rank_0_reads_and_nothing_is_wrong(way: str) -> None:
             "run_started",
             "run_ended",
             "signal_unavailable",
+            "bound_crossed",  # random weights drift far
         }
 
 

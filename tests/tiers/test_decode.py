@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.tiers.ranks import Ranks
 from torch import nn
 from torch.nn import functional as F
 
-from palingenesis import Event, Monitor, MonitorConfig
+from palingenesis import Event, Monitor, MonitorConfig, load_run
 from palingenesis.reading import Reading
 from palingenesis.tiers import company
 
@@ -28,10 +29,11 @@ class Run:
 
     Args:
         size: how many ranks.
+        out: where rank 0 keeps its record.
         options: of the config.
     """
 
-    def __init__(self, size: int = 2, **options: Any) -> None:
+    def __init__(self, size: int = 2, out: Path | None = None, **options: Any) -> None:
         self.ranks = Ranks(size)
         self.models = [net() for _ in range(size)]
         self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in self.models]
@@ -44,7 +46,7 @@ class Run:
                     Monitor(
                         self.models[rank],
                         self.optimizers[rank],
-                        None,
+                        out,
                         config=MonitorConfig(**{**OPTIONS, **options}),
                         on_reading=self.readings[rank].append,
                         on_event=self.events[rank].append,
@@ -159,7 +161,7 @@ def test_a_family_that_one_rank_cannot_tell_is_left_out_with_the_reason(
     run.steps(STEPS - 10)
     run.close()
     assert run.steps_of(name) == [step for step in whole.steps_of(name) if step <= 10]
-    (event,) = [e for e in run.told() if e.signal == f"health/{family}"]
+    (event,) = [e for e in run.told() if e.signal == FAMILIES[family][0]]
     assert event.reason == f"rank {broken} could not tell its part"
     assert event.step == 12
     # It is the failing rank's to say what went wrong.
@@ -183,7 +185,7 @@ def test_tokens_that_one_rank_cannot_count(whole: Run, monkeypatch: pytest.Monke
     run.steps(STEPS - 11)
     run.close()
     assert max(run.steps_of("health/token_efficiency")) < 13
-    assert {e.reason for e in run.told() if e.signal == "health/outputs"} >= {
+    assert {e.reason for e in run.told() if e.signal == "health/token_efficiency"} >= {
         "rank 1 could not tell its part"
     }
     assert run.steps_of("health/weight_drift_max") == whole.steps_of("health/weight_drift_max")
@@ -202,9 +204,57 @@ def test_a_rank_whose_rows_do_not_fit_is_told_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run.monitors[1]._numbers.tiers.outputs, "end_step", skips)
     run.steps(STEPS - 8)
     run.close()
-    (event,) = [e for e in run.told() if e.signal == "health/outputs"]
+    (event,) = [e for e in run.told() if e.signal == "health/token_efficiency"]
     assert event.reason == "what the ranks tell does not fit together" and event.step == 12
     assert run.steps_of("health/token_efficiency") == [*range(1, 11), *range(13, STEPS + 1)]
+
+
+# -- late --------------------------------------------------------------------------------------------------
+
+
+def numbers(run: Run) -> dict[int, dict[str, float | str]]:
+    """What rank 0 has told of each step, but for memory."""
+    rows: dict[int, dict[str, float | str]] = {}
+    for reading in run.readings[0]:
+        rows.setdefault(reading.step, {}).update(reading.flat())
+    return {step: {n: v for n, v in row.items() if "host_rss" not in n} for step, row in rows.items()}
+
+
+@pytest.mark.parametrize("every", [3, 11, 100])
+def test_what_another_rank_tells_late_is_told_of_its_step(
+    every: int, whole: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every few steps all at once; in the last case, when the run ends."""
+    run = Run(out=tmp_path / "run")
+    other = run.monitors[1]._numbers.tiers.company
+    run.steps(1)  # they have met
+    told: list[tuple[int, Any]] = []
+    tell = other.tell
+    monkeypatch.setattr(other, "tell", lambda step, found: told.append((step, found)))
+
+    def post() -> None:
+        for one in told:
+            tell(*one)
+        told.clear()
+
+    for step in range(2, STEPS + 1):
+        run.step()
+        if step % every == 0:
+            post()
+    run.monitors[1].close()
+    post()
+    run.monitors[0].close()
+    expected = numbers(whole)
+    found = numbers(run)
+    assert list(found) == list(expected)
+    for step, row in expected.items():
+        assert found[step] == {
+            name: v if isinstance(v, str) else pytest.approx(v, rel=1e-6) for name, v in row.items()
+        }
+    assert not [event for event in run.told() if event.signal != "health/padding_pct"]
+    record = load_run(tmp_path / "run")
+    assert record.metrics["step"].tolist() == list(range(1, STEPS + 1))
+    assert record.verify().ok
 
 
 # -- alone -------------------------------------------------------------------------------------------------
@@ -221,8 +271,9 @@ def test_a_monitor_on_rank_0_only_goes_on_alone(monkeypatch: pytest.MonkeyPatch)
     assert [reading.step for reading in run.readings[0]] == list(range(1, STEPS + 1))
     assert run.steps_of("health/grad_cosine_sim") == list(range(2, STEPS + 1, 2))
     assert run.steps_of("health/weight_drift_max") == [1, 6, 12, 18, 24]
-    (event,) = [e for e in run.told() if "do not tell theirs" in str(e.reason)]
-    assert "make a Monitor on every rank" in event.reason
+    told = [e for e in run.told() if "do not tell theirs" in str(e.reason)]
+    assert {e.signal for e in told} == {"health/rank_gradient_ratio", "health/replica_divergence"}
+    assert all("make a Monitor on every rank" in e.reason for e in told) and len(told) == 2
     assert not run.told(event="monitor_error")
 
 
@@ -253,26 +304,21 @@ def test_a_rank_that_falls_silent_is_done_without(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("steps", [10, 11])
 def test_a_short_run_is_looked_at_again_by_rank_0_alone(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are the same on all ranks: nobody else is asked, or waited for."""
-    waited: list[Any] = []
-    monkeypatch.setattr(company.dist, "DistStoreError", RuntimeError)
     run = Run(tier3_every=100, drift="exact")
-    before = [p.detach().clone() for p in run.models[0].parameters()]
+    before = {name: p.detach().clone() for name, p in run.models[0].named_parameters()}
     run.steps(steps)
-    hear = run.monitors[0]._numbers.tiers.company._hear
+    waited: list[int] = []
     monkeypatch.setattr(
-        run.monitors[0]._numbers.tiers.company,
-        "_hear",
-        lambda step, now, last: (waited.append(step), hear(step, now, last=last))[1],
+        run.monitors[0]._numbers.tiers.company, "_hear", lambda step, *_, **__: waited.append(step)
     )
     run.close()
     assert not waited
     assert [event.step for event in run.told(event="tier3_at_end")] == [steps]
     assert {event.signal for event in run.told()} == {"health/padding_pct"}
     assert run.steps_of("health/weight_drift_max") == [1, steps]
-    moved = torch.cat([(p - q).flatten() for p, q in zip(run.models[0].parameters(), before, strict=True)])
-    (last,) = [r for r in run.readings[0] if r.step == steps and "health/weight_drift" in r.layers]
-    assert 0 < last.scalars["health/weight_drift_max"] and moved.norm() > 0
-    exact = (run.models[0][0].weight - before[0]).norm() / before[0].norm()  # type: ignore[index]
-    assert last.layers["health/weight_drift"]["0"] == pytest.approx(float(exact), rel=1e-4)
+    (last,) = [one for one in run.readings[0] if one.step == steps and "health/weight_drift" in one.layers]
+    now = run.models[0].get_parameter("0.weight").detach()
+    exact = float((now - before["0.weight"]).norm() / before["0.weight"].norm())
+    assert last.layers["health/weight_drift"]["0"] == pytest.approx(exact, rel=1e-4) and exact > 0
     # Tokens are those of all ranks, or none.
     assert run.steps_of("health/token_efficiency") == list(range(1, 11))

@@ -7,10 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from palingenesis import Monitor, MonitorConfig, load_run
 from palingenesis.layers import find_layers
 from palingenesis.signals.drift import Drift
 from palingenesis.signals.packet import Packet
@@ -212,3 +214,43 @@ def test_a_code_that_would_run_is_not_run(tmp_path: Path) -> None:
     file.write_bytes(pickled({"mode": Bomb()}))
     assert "cannot be read" in refused(file)
     assert not ran.exists()
+
+
+# -- in a run ----------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, steps: int, **given: Any) -> Monitor:
+    torch.manual_seed(0)
+    model = nn.Linear(12, 12)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, folder, config=MonitorConfig(tier3_every=2, check_every=2), **given)
+    for _ in range(steps):
+        model(torch.randn(4, 12)).square().mean().backward()
+        monitor.step(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    return monitor
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_run_whose_start_is_damaged_goes_on_without_drift(damage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, 4)
+    file = start_file(folder, 0)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:500])
+    else:
+        file.unlink()
+    before = file.read_bytes() if file.exists() else None
+    again = run(folder, 4, resume=True)
+    (event,) = [
+        e for e in again.events if e.event == "signal_unavailable" and e.signal == "health/weight_drift"
+    ]
+    assert ("start.pt" if damage == "cut" else "first started") in event.reason
+    assert not [e for e in again.events if e.event == "monitor_error"]
+    found = load_run(folder)
+    steps = found.metrics["step"][~np.isnan(found.metrics["health/weight_drift_max"])]
+    assert steps.tolist() == [1, 2, 4]  # of the run before
+    # It is not taken for a start that a later run could go on from.
+    assert (file.read_bytes() if file.exists() else None) == before

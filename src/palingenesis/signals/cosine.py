@@ -29,6 +29,7 @@ from palingenesis.signals.norms import plain_values
 from palingenesis.signals.sharding import local, local_gradients, meeting_device, shard_index, shard_weight
 from palingenesis.signals.sketch import Scratch, Sketcher, dense_values, prime_dividing_none
 from palingenesis.signals.values import Values
+from palingenesis.signals.weights import local_part
 
 METRIC = "health/grad_cosine_sim"
 BLOCK_METRIC = "health/grad_cosine"
@@ -121,8 +122,8 @@ class _OnDevice:
 
     @property
     def nbytes(self) -> int:
-        vectors = (self._lengths, self._group_blocks, self._owner)
-        return self.sketcher.nbytes + sum(vector.nbytes for vector in vectors)
+        held = self.sketcher, self._lengths, self._group_blocks, self._owner
+        return sum(one.nbytes for one in held)
 
     def empty(self) -> torch.Tensor:
         # A tensor made in inference mode could not be written to outside of it.
@@ -158,7 +159,7 @@ class _OnDevice:
     def _sums(self, products: torch.Tensor) -> torch.Tensor:
         """Over each block's elements, in the order of ``_group_blocks``."""
         sums = products[self.exact_size :].view(-1, self.sketcher.width).sum(1)
-        if not self.exact_size:  # nothing is kept exactly, or blocks without elements are
+        if not self.exact_size:  # nothing, or blocks without elements
             return torch.cat([products.new_zeros(len(self._lengths)), sums])
         # `unsafe` leaves out a check that would wait for the device.
         exact = products[: self.exact_size]
@@ -390,12 +391,9 @@ class _Decoded:
 
 
 def _part(unit: Unit, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if gradient is None or unit.part is None or unit.elsewhere:
-        return gradient
-    return unit.part.of(gradient)
+    return None if gradient is None else local_part(unit, gradient)
 
 
 def _elements(unit: Unit) -> int:
     """Real elements of a unit that are on this rank."""
-    here = _part(unit, local(unit.parameter.detach()))
-    return 0 if here is None else plain_values(here).numel()
+    return plain_values(local_part(unit)).numel()

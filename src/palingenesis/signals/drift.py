@@ -24,7 +24,8 @@ from palingenesis.signals.norms import gradient_norms
 from palingenesis.signals.sharding import shard_index
 from palingenesis.signals.sketch import Sketcher, hashed, prime_dividing_none
 from palingenesis.signals.values import Values
-from palingenesis.signals.weights import Floats, local_part, packed, share_of, unpacked, wide
+from palingenesis.signals.vectors import on_device, spread, wide
+from palingenesis.signals.weights import Floats, local_part, share_of, unpacked
 
 NAME = "health/weight_drift"
 
@@ -69,37 +70,41 @@ def sketches_of(parts: Mapping[str, torch.Tensor], width: int) -> dict[str, torc
     Returns:
         ``[min(elements, width)]`` by label, on the tensors' devices.
     """
-    by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
     taken: dict[str, torch.Tensor] = {}
+    long: dict[str, torch.Tensor] = {}
     for label, part in parts.items():
         if part.numel() <= width:
             dtype = torch.float64 if part.dtype == torch.float64 else torch.float32
             taken[label] = part.reshape(-1).to(dtype, copy=True)
         else:
-            by_device.setdefault(part.device, {})[label] = part
-    for device, long in by_device.items():
-        sketcher = Sketcher({label: part.numel() for label, part in long.items()}, width, device)
+            long[label] = part
+    for device, labels in _by_device(long).items():
+        sketcher = Sketcher({label: long[label].numel() for label in labels}, width, device)
         scratch = sketcher.scratch()
-        for label, part in long.items():
+        for label in labels:
             taken[label] = torch.zeros(width, dtype=torch.float32, device=device)
-            sketcher.add(label, part, taken[label], scratch)
+            sketcher.add(label, long[label], taken[label], scratch)
     return taken
 
 
 def squared_norms(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Sum of squares of each tensor, ``[]`` in fp64 on its device."""
-    by_device: dict[torch.device, list[str]] = {}
-    for label, tensor in tensors.items():
-        by_device.setdefault(tensor.device, []).append(label)
     return {
         label: square
-        for device, labels in by_device.items()
+        for device, labels in _by_device(tensors).items()
         for label, square in zip(
             labels,
             gradient_norms([tensors[label] for label in labels], device).square().unbind(),
             strict=True,
         )
     }
+
+
+def _by_device(tensors: Mapping[str, torch.Tensor]) -> dict[torch.device, list[str]]:
+    labels: dict[torch.device, list[str]] = {}
+    for label, tensor in tensors.items():
+        labels.setdefault(tensor.device, []).append(label)
+    return labels
 
 
 class _Start(NamedTuple):
@@ -194,20 +199,28 @@ class Drift:
             and self._start[label].extent == _extent(self._layers.units[index[label]], part)
         }
         moved = self._moved(known, keep=keep)
-        found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in _NAMES}
-        for label, part in parts.items():
-            i = index[label]
-            share = share_of(self._layers.units[i], self._layers)
-            elements = torch.full((), part.numel() * share, dtype=wide(part.device), device=part.device)
-            found["drift/elements"][i] = elements
-            if label in known:
-                square = self._start[label].square.to(part.device, non_blocking=True)
-                found["drift/moved"][i] = moved[label] * share
-                found["drift/start"][i] = square * share
-                found["drift/known"][i] = elements
+        found: dict[str, list[tuple[list[int], torch.Tensor]]] = {name: [] for name in _NAMES}
+        for device, labels in _by_device(parts).items():
+            members = [index[label] for label in labels]
+            shares = [share_of(self._layers.units[i], self._layers) for i in members]
+            elements = [parts[label].numel() * share for label, share in zip(labels, shares, strict=True)]
+            there = [label in known for label in labels]
+            zero = torch.zeros((), dtype=wide(device), device=device)
+            changes = [moved.get(label, zero) for label in labels]
+            starts = [self._start[label].square if label in known else zero for label in labels]
+            starts = [square.to(device, zero.dtype, non_blocking=True) for square in starts]
+            counted = on_device(shares, device)
+            numbers = (
+                torch.stack(changes) * counted,
+                torch.stack(starts) * counted,
+                on_device(elements, device),
+                on_device([n if here else 0.0 for n, here in zip(elements, there, strict=True)], device),
+            )
+            for name, values in zip(_NAMES, numbers, strict=True):
+                found[name].append((members, values))
         vectors: dict[str, torch.Tensor] = {}
         for name in _NAMES:
-            vectors |= packed(name, found[name], self._layers)
+            vectors |= spread(name, found[name], self._layers)
         return vectors
 
     def hand_over(self) -> dict[str, torch.Tensor]:

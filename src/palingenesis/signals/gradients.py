@@ -181,12 +181,15 @@ class GradientReader:
             absent = np.array([unit.parameter.grad is None for unit in units], dtype=bool)
         frozen = np.array([not unit.parameter.requires_grad for unit in units], dtype=bool)
         tensors = dict(extra)
+        members: tuple[NDArray[np.int64], ...] = (np.arange(len(units)),)
         if self._joint is None:
             guarded = self._add_own(tensors)
             members = tuple(device.members for device in self._devices)
+        elif last:
+            guarded = 0
+            self._joint.leave()
         else:
-            guarded = 0 if last else self._joint.add(tensors, absent)
-            members = (np.arange(len(units)),)
+            guarded = self._joint.add(tensors, absent)
         packet = Packet(tensors)
         for part in (*self._devices, self._joint):
             if part is not None and part.guard is not None:

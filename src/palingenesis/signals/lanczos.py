@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 # What projection leaves of a vector below which it is rounding, and the space is exhausted.
 EXHAUSTED = 4e-6
@@ -23,6 +22,12 @@ _ROOM = 4  # vectors beyond the least that there is memory for from the start
 # How long the random vector is that goes into a known one of length 1. It costs a third of a step, and lets
 # directions in that are orthogonal to everything known.
 ADMIXTURE = 0.3
+
+# Elements of a matrix that is worth working on alone, of one that may then stay in a processor's cache, and
+# of a piece that does; vectors whose products with what is in the cache are faster one by one.
+ALONE, STAYS, IN_CACHE, FEW = 1 << 14, 1 << 21, 1 << 18, 3
+# Norms of a matrix with which squares of its products stay in the range of fp32 without being divided.
+IN_RANGE = (1e-3, 1e6)
 
 
 class Leading(NamedTuple):
@@ -56,48 +61,136 @@ def lanczos(
     """
     most = min(most, start.numel())
     basis = start.new_empty(min(most, least + _ROOM), start.numel())
+    room = len(basis)
     parts: list[list[float]] = []
-    row, left = start, float(torch.linalg.vector_norm(start)) or 1.0
-    while True:
-        if len(parts) == len(basis):
+    row, left, look = start, float(torch.linalg.vector_norm(start)) or 1.0, least
+    for steps in range(1, most + 1):
+        if steps > room:
             basis = torch.cat([basis, torch.empty_like(basis)])
-        known = basis[: len(parts) + 1]
-        row = operator(torch.div(row, left, out=known[-1]))
+            room = len(basis)
+        known = basis[:steps]
+        across = known.mT
+        row = operator(torch.div(row, left, out=basis[steps - 1]))
         inside = known.mv(row)
-        row.addmv_(known.mT, inside, alpha=-1)
+        row.addmv_(across, inside, alpha=-1)
         parts.append(inside.tolist())
         size, left = math.hypot(*parts[-1]), float(torch.linalg.vector_norm(row))
         if left < _CANCELLED * size:  # which left rounding behind
-            row.addmv_(known.mT, known.mv(row), alpha=-1)
+            row.addmv_(across, known.mv(row), alpha=-1)
             left = float(torch.linalg.vector_norm(row))
         if not math.isfinite(left + size):
-            return Leading(math.nan, math.nan, row)
-        last = len(parts) == most or left <= EXHAUSTED * size
-        if last or len(parts) >= least:
+            break
+        last = steps == most or left <= EXHAUSTED * size
+        if last or steps >= look:
             value, vector = _leading(parts)
-            share = float(vector[-1])
-            if last or left * abs(share) <= aim * value:
-                inside = torch.from_numpy(value * vector).to(row.dtype)
-                return Leading(value, left * abs(share), row.mul_(share).addmv_(known.mT, inside))
+            residual = left * abs(vector[-1])
+            if last or residual <= aim * value:
+                inside = torch.tensor([value * part for part in vector], dtype=row.dtype, device=row.device)
+                return Leading(value, residual, row.mul_(vector[-1]).addmv_(across, inside))
+            # A step mostly halves it, and costs some looks.
+            look = steps + (2 if residual > 4 * aim * value else 1)
+    return Leading(math.nan, math.nan, row)
 
 
-def _leading(parts: list[list[float]]) -> tuple[float, NDArray[np.float64]]:
+def _leading(parts: list[list[float]]) -> tuple[float, list[float]]:
     """Largest eigenvalue and its vector of a symmetric matrix, given the rows of its lower triangle."""
+    if len(parts) == 1:
+        return parts[0][0], [1.0]
+    if len(parts) == 2:
+        (first,), (between, second) = parts
+        half = (first - second) / 2
+        angle = math.atan2(between, half) / 2
+        return (first + second) / 2 + math.hypot(half, between), [math.cos(angle), math.sin(angle)]
     matrix = np.zeros((len(parts), len(parts)))
     for row, given in zip(matrix, parts, strict=True):
         row[: len(given)] = given
     values, vectors = np.linalg.eigh(matrix)
-    return float(values[-1]), vectors[:, -1]
+    return float(values[-1]), vectors[:, -1].tolist()
 
 
-def admixed(block: torch.Tensor, share: float = ADMIXTURE) -> torch.Tensor:
+def by_itself(
+    gram: Callable[..., torch.Tensor],
+    matrix: torch.Tensor,
+    norm: float,
+    start: torch.Tensor,
+    *,
+    least: int,
+    most: int,
+    aim: float,
+) -> Leading:
+    """The leading eigenvalue of ``WᵀW/‖W‖²`` for one matrix, which stays in the cache where it fits.
+
+    Args:
+        gram: ``spectrum.gram``.
+        matrix: W, ``[m, d]``.
+        norm: ‖W‖.
+        start, least, most, aim: as for ``lanczos``.
+    """
+    norm = norm or 1.0
+    # Where products stay in range anyway, the division is left to the end.
+    scale = 1.0 if IN_RANGE[0] < norm < IN_RANGE[1] else norm
+    if stays := matrix.numel() <= STAYS:
+        matrix = matrix.to(start.dtype)  # once, not at every step
+        matrix.sum()  # see products
+
+    def operator(row: torch.Tensor) -> torch.Tensor:
+        return gram(matrix, row, scale, True) if stays else gram(matrix, row[None], scale)[0]
+
+    found = lanczos(operator, start, least=least, most=most, aim=aim)
+    # A norm beyond the products' range would pass for a matrix of zeros.
+    square = (norm / scale) ** 2 if norm <= torch.finfo(start.dtype).max else math.nan
+    return Leading(found.value / square, found.residual / square, found.product)
+
+
+def product(matrix: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
+    """``WᵀW · row / scale²`` for a matrix in the cache."""
+    inside = matrix.mv(row)
+    return matrix.mT.mv(inside) if scale == 1.0 else matrix.mT.mv(inside.div_(scale)).div_(scale)
+
+
+def by_single_rows(matrix: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Whether ``products`` is the fastest way."""
+    single = matrix.device.type == "cpu" and matrix.dim() == 2
+    return single and matrix.numel() >= ALONE and rows.shape[-2] <= FEW
+
+
+def products(matrix: torch.Tensor, rows: torch.Tensor, scale: float, length: int) -> torch.Tensor:
+    """``rows · WᵀW / scale²`` for a few rows, a slice of W at a time.
+
+    Args:
+        matrix: W, ``[m, d]``.
+        rows: ``[b, d]``.
+        scale: what to divide by, twice.
+        length: the most rows of a slice.
+    """
+    in_pieces = matrix.stride(-1) == 1
+    if in_pieces:
+        length = max(1, min(length, IN_CACHE // matrix.shape[-1]))
+    result = torch.zeros_like(rows)
+    for piece in matrix.split(length, dim=-2):
+        piece = piece.to(rows.dtype)
+        if in_pieces:
+            piece.sum()  # a stream that a processor reads ahead: products twice as fast make up for it
+        for row, total in zip(rows.unbind(), result.unbind(), strict=True):
+            total.addmv_(piece.mT, piece.mv(row).div_(scale))
+    return result.div_(scale)
+
+
+def admixed(block: torch.Tensor, *, longer: bool = False) -> torch.Tensor:
     """A known direction, of length 1 or 0, and a share of a fresh one in a single start, ``[d]``.
 
     Args:
         block: both, ``[2, d]``.
-        share: how long the fresh one is to be.
+        longer: as much of the fresh one as of the other.
     """
+    share = 1.0 if longer else ADMIXTURE
     return torch.add(block[0], block[1], alpha=share / float(torch.linalg.vector_norm(block[1])))
+
+
+def direction(vectors: torch.Tensor) -> torch.Tensor:
+    """As a start that will do: ``[..., d]`` in bf16."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors.div(lengths).to(torch.bfloat16)
 
 
 def orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:

@@ -205,7 +205,8 @@ class NoiseScale:
                 unavailable={METRIC: f"needs {self._least} steps that tell the noise, has seen {most}"}
             ), {}
         seen = list(self._seen[source])
-        signal, noise, items, sequences = np.array([astuple(one)[1:] for one in seen]).T
+        rows = [(one.signal, one.noise, one.items, one.sequences) for one in seen]
+        signal, noise, items, sequences = np.array(rows).T
         weights = (1.0 - self._rate) ** np.arange(len(seen))[::-1]
         estimate = ratio_estimate(signal, noise, weights / weights.sum())
         batch = float(weights @ items / weights.sum())

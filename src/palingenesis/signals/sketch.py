@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class Sketcher:
         self._rows = max(1, min(_WINDOW, most) // width)
         windows = most // (self._rows * width) + 1
         length = _STARTS + self._rows * width + windows
-        self._table = _signs(hashed(b"table", (length + 7) // 8), device)
+        self._table = self._here(_signs(hashed(b"table", (length + 7) // 8)))
         self._windows = min(windows, 1 if device.type == "cpu" else _WINDOWS_ON_DEVICE)
         self._plans = {
             label: self._plan(label, count, (weights or {}).get(label, 1.0))
@@ -105,8 +105,11 @@ class Sketcher:
         start = int.from_bytes(drawn[:4].tobytes(), "little") % _STARTS
         room = self.width - elements + 1
         place = int.from_bytes(drawn[4:8].tobytes(), "little") % room if rows == 0 else 0
-        row_signs = _signs(drawn[8:], self.device)[: rows + 1].float() * math.sqrt(weight)
-        return _Plan(start, place, row_signs)
+        row_signs = _signs(drawn[8:])[: rows + 1].astype(np.float32) * np.float32(math.sqrt(weight))
+        return _Plan(start, place, self._here(row_signs))
+
+    def _here(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     @property
     def nbytes(self) -> int:
@@ -181,10 +184,10 @@ def hashed(label: bytes, length: int) -> NDArray[np.uint8]:
     return np.frombuffer(hashlib.shake_256(_SEED + label).digest(length), dtype=np.uint8)
 
 
-def _signs(drawn: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """One sign ±1 for every bit, int8."""
-    signs = 2 * np.unpackbits(drawn).astype(np.int8) - 1
-    return torch.from_numpy(signs).to(device, non_blocking=True)
+def _signs(drawn: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """One sign ±1 for every bit."""
+    signs: NDArray[np.int8] = 2 * np.unpackbits(drawn).view(np.int8) - 1
+    return signs
 
 
 def dense_values(tensor: torch.Tensor) -> torch.Tensor:

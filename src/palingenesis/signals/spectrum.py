@@ -16,7 +16,6 @@ one after the other (``lanczos.py``), so that each stays in the cache.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +26,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from palingenesis.errors import LayerError
 from palingenesis.layers import Layers
-from palingenesis.signals.lanczos import ADMIXTURE, admixed, lanczos, orthonormal
+from palingenesis.signals import lanczos
+from palingenesis.signals.gate import Gate
+from palingenesis.signals.stable_ranks import stable_ranks
 from palingenesis.signals.values import Values
 from palingenesis.signals.weights import (
     Floats,
@@ -52,9 +54,6 @@ TOLERANCE, AIM = 0.01, 0.007
 STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
 PIECE = 1 << 22  # elements of half precision that are converted at once
-# On the CPU. Elements of a matrix that is worth working on alone, of one that may then stay in the cache, and
-# of a piece that does; vectors whose products with a matrix in the cache are faster one by one.
-ALONE, STAYS, IN_CACHE, FEW = 1 << 14, 1 << 21, 1 << 18, 3
 SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
@@ -71,7 +70,7 @@ class Krylov:
     """
 
     def __init__(self, block: torch.Tensor, *, narrow: bool = False) -> None:
-        self._basis = orthonormal(block, block[..., :0, :])
+        self._basis = lanczos.orthonormal(block, block[..., :0, :])
         self._products = block[..., :0, :]
         self._rows, self._then = block.shape[-2], 1 if narrow else block.shape[-2]
 
@@ -79,7 +78,7 @@ class Krylov:
         """The rows ``[..., b, d]`` whose products with the operator are wanted."""
         if self._products.shape[-2]:
             self._rows = self._then
-            block = orthonormal(self._products[..., -self._rows :, :], self._basis)
+            block = lanczos.orthonormal(self._products[..., -self._rows :, :], self._basis)
             self._basis = torch.cat([self._basis, block], dim=-2)
         return self._basis[..., -self._rows :, :]
 
@@ -124,38 +123,31 @@ def _by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector
 
 
-def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor, cached: bool = False) -> torch.Tensor:
+def gram(
+    matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | float, cached: bool = False
+) -> torch.Tensor:
     """``rows · WᵀW / scale²``: ``[..., b, d]``, in the rows' dtype, a slice of W converted at a time.
 
     Args:
         matrix: W, ``[..., m, d]``.
         rows: ``[..., b, d]``.
-        scale: ``[..., 1, 1]``.
-        cached: W is one matrix of the row's dtype, ``[m, d]``, in the processor's cache; the row is ``[d]``,
-            the scale ``[]``.
+        scale: ``[..., 1, 1]``; or a number.
+        cached: W is one matrix in the processor's cache, of the row's dtype; the row is ``[d]``.
     """
     if cached:
-        return matrix.mT.mv(matrix.mv(rows).div_(scale)).div_(scale)
-    elements = matrix.numel()
-    few = elements >= ALONE and matrix.dim() == 2 and rows.shape[-2] <= FEW and matrix.device.type == "cpu"
-    in_pieces = few and matrix.stride(-1) == 1
-    length = (min(PIECE, IN_CACHE) if in_pieces else PIECE) // max(1, elements // max(1, matrix.shape[-2]))
+        return lanczos.product(matrix, rows, float(scale))
+    length = max(1, PIECE // max(1, matrix.numel() // max(1, matrix.shape[-2])))
+    if lanczos.by_single_rows(matrix, rows):
+        return lanczos.products(matrix, rows, float(scale), length)
     result = torch.zeros_like(rows)
-    for piece in matrix.split(max(1, length), dim=-2):
+    for piece in matrix.split(length, dim=-2):
         piece = piece.to(rows.dtype)
-        if not few:
-            result += ((rows @ piece.mT) / scale) @ piece
-            continue
-        if in_pieces:
-            piece.sum()  # a stream that a processor reads ahead: products twice as fast make up for it
-        for row, total in zip(rows.unbind(), result.unbind(), strict=True):
-            total.addmv_(piece.mT, piece.mv(row).div_(scale.view(1)))
+        result += ((rows @ piece.mT) / scale) @ piece
     return result / scale
 
 
 class _Plan(NamedTuple):
-    """Whether to start from the last call's vector, from how many random ones, and for how many steps;
-    whether each matrix is worked on alone."""
+    """Whether to start from the last call's vector, from how many random ones, for how many steps, alone."""
 
     known: bool
     fresh: int
@@ -182,43 +174,25 @@ class _Progress:
         if look:
             self.square = float(norm.square().sum())
         shape = self.matrix.tall().shape
-        elements = shape.numel() if look and not self.matrix.stacked else 0
+        alone = look and not self.matrix.stacked and shape.numel() >= lanczos.ALONE
+        more = 1 if alone else 0  # step, to tell directions apart that started together
         if self.vector is None or self.vector.shape != (*shape[:-2], shape[-1]):
             return _Plan(known=False, fresh=2, steps=WARM if look else COLD)
-        if elements >= ALONE:
-            return self._plan_alone(before, call)
         if shards.summed or (call + self.matrix.index) % SEARCH_EVERY == 0:
-            return _Plan(known=True, fresh=1, steps=SEARCH, search=look)
+            return _Plan(known=True, fresh=1, steps=SEARCH + more, search=look, alone=alone)
         if look and self.settled and is_still(self.value, before, self.square):
-            return _Plan(known=True, fresh=0, steps=STILL)
-        return _Plan(known=True, fresh=1, steps=WARM if look or self.settled else COLD)
-
-    def _plan_alone(self, before: float, call: int) -> _Plan:
-        """Where known and random directions start together, one step more tells them apart."""
-        if (call + self.matrix.index) % SEARCH_EVERY == 0:
-            return _Plan(known=True, fresh=1, steps=SEARCH + 1, search=True, alone=True)
-        if self.settled and is_still(self.value, before, self.square):
-            return _Plan(known=True, fresh=0, steps=STILL, alone=True)
-        return _Plan(known=True, fresh=1, steps=WARM + 1, alone=True)
+            return _Plan(known=True, fresh=0, steps=STILL, alone=alone)
+        steps = WARM if look or self.settled else COLD
+        return _Plan(known=True, fresh=1, steps=steps + more, alone=alone)
 
     def alone(self, plan: _Plan, norm: torch.Tensor, generator: torch.Generator, call: int) -> Pair:
         """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
         matrix = self.matrix.tall()
         block = self.start(plan, matrix, generator, call)
-        start = admixed(block, 1.0 if plan.search else ADMIXTURE) if len(block) == 2 else block[0]
-        scale = (norm if float(norm) else torch.ones_like(norm)).to(block.dtype)
-
-        if stays := matrix.numel() <= STAYS:
-            matrix = matrix.to(block.dtype)  # once, not at every step
-            matrix.sum()  # see gram
-
-        def product(row: torch.Tensor) -> torch.Tensor:
-            return gram(matrix, row, scale[0, 0], True) if stays else gram(matrix, row[None], scale)[0]
-
-        found = lanczos(product, start, least=plan.steps, most=MOST, aim=AIM)
-        self.keep(_direction(found.product), max(matrix.shape))
-        # A norm beyond the products' range would pass for a matrix of zeros.
-        value, residual = norm.new_tensor([found.value + 0 * float(scale), found.residual]).unbind()
+        start = lanczos.admixed(block, longer=plan.search) if len(block) == 2 else block[0]
+        found = lanczos.by_itself(gram, matrix, float(norm), start, least=plan.steps, most=MOST, aim=AIM)
+        self.keep(lanczos.direction(found.product), max(matrix.shape))
+        value, residual = norm.new_tensor([found.value, found.residual]).unbind()
         return value, residual
 
     def keep(self, direction: torch.Tensor, longer_side: int) -> None:
@@ -235,12 +209,6 @@ class _Progress:
             return block
         known = self.vector.to(dtype, copy=True).to(like.device).nan_to_num_(0.0)  # a NaN is not to stay
         return torch.cat([known.unsqueeze(-2), block], dim=-2)
-
-
-def _direction(vectors: torch.Tensor) -> torch.Tensor:
-    """As a start that will do: ``[..., d]`` in bf16."""
-    lengths: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors.div(lengths).to(torch.bfloat16)
 
 
 def is_still(value: float, before: float, square: float) -> bool:
@@ -275,7 +243,7 @@ class _Group:
     def end(self) -> None:
         """Find what is known so far, and remember where to go on."""
         self._value, self._residual, products = self.space.ritz()
-        found = _direction(products)
+        found = lanczos.direction(products)
         # Of a stack one tensor, of others each its own: a view would keep all of them alive.
         each = [found] if self._members[0].matrix.stacked else [one.clone() for one in found.unbind(0)]
         for one, own, matrix in zip(self._members, each, self._tall, strict=True):
@@ -324,6 +292,13 @@ class Spectrum:
         self._outside = outside_of_blocks(layers, model)
         self._calls = 0
         self._refused: dict[str, str] = {}
+        labels = repr([unit.label for unit in layers.units])
+        self._gate = Gate("spectrum", labels) if layers.together else None
+
+    def leave(self) -> None:
+        """This rank computes nothing any more; the others need not wait for it."""
+        if self._gate is not None:
+            self._gate.leave()
 
     @property
     def nbytes(self) -> int:
@@ -340,6 +315,8 @@ class Spectrum:
         Weights sharded by rows or columns take one all-reduce a step of the iteration, stacks of experts
         sharded by expert one in all; the same in the same order on every rank that holds them.
         """
+        if self._gate is not None and not self._gate.passes():
+            raise LayerError("some rank does not take part: stable ranks of sharded layers are not known")
         self._calls += 1
         self._refused = {}
         batches: dict[tuple[Shards, torch.device], list[_Progress]] = {}
@@ -390,9 +367,9 @@ class Spectrum:
         steps, done = plan.steps, 0
         while True:
             for _ in range(steps):
-                products = shards.sum([group.products() for group in groups])
-                for group, product in zip(groups, products, strict=True):
-                    group.space.absorb(product)
+                summed = shards.sum([group.products() for group in groups])
+                for group, own in zip(groups, summed, strict=True):
+                    group.space.absorb(own)
             done += steps
             for group in groups:
                 group.end()
@@ -409,30 +386,12 @@ class Spectrum:
         """The layers' stable ranks. Where a residual is too large, the next call makes more steps."""
         values = unpacked("spectrum/value", arrays, self._layers)
         residuals = unpacked("spectrum/residual", arrays, self._layers)
-        ranks: dict[str, float] = {}
-        missing = dict(self._refused)
-        zero: set[str] = set()
         own = {one.matrix.index: one for one in self._matrices}
-        for i, unit in enumerate(self._layers.units):
-            value, residual, one = float(values[i]), float(residuals[i]), own.get(i)
-            if one is None and value == 0:
-                continue  # no matrix
-            settled = residual <= TOLERANCE * value
-            if one is not None:
-                one.settled, one.value = settled, value
-            if not math.isfinite(value):
-                ranks[unit.layer] = math.nan
-            elif value == 0:
-                zero.add(unit.layer)
-            elif settled:
-                ranks[unit.layer] = float(np.minimum(ranks.get(unit.layer, math.inf), 1 / value))
-            else:
-                missing[unit.layer] = (
-                    f"σ is known to {50 * residual / value:.1f}% so far: more at the next call"
-                )
-        # Of a layer's matrices, one that is not known may be the smallest; one of zeros has no rank.
-        ranks = {layer: rank for layer, rank in ranks.items() if layer not in missing}
-        missing = {layer: "every element is zero" for layer in zero if layer not in ranks} | missing
+        for i, one in own.items():
+            one.settled, one.value = bool(residuals[i] <= TOLERANCE * values[i]), float(values[i])
+        ranks, missing = stable_ranks(
+            self._layers, values, residuals, own=own, refused=self._refused, tolerance=TOLERANCE
+        )
         inside = [rank for layer, rank in ranks.items() if layer not in self._outside]
         ends = (
             {f"{NAME}_min": float(np.min(inside)), f"{NAME}_mean": float(np.mean(inside))} if inside else {}

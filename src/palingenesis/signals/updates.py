@@ -31,7 +31,8 @@ from palingenesis.layers import Layers, Unit, block_of
 from palingenesis.signals.drift import sketches_of, squared_norms, widest_within
 from palingenesis.signals.sketch import hashed
 from palingenesis.signals.values import Values
-from palingenesis.signals.weights import Floats, local_part, packed, share_of, unpacked, wide
+from palingenesis.signals.vectors import on_device, spread
+from palingenesis.signals.weights import Floats, local_part, share_of, unpacked
 
 RATIO, LOST = "health/update_ratio", "health/update_lost_pct"
 
@@ -151,14 +152,14 @@ class Updates:
         for i, unit in enumerate(self._layers.units):
             if unit.label in parts:
                 by_device.setdefault(parts[unit.label].device, []).append(i)
-        found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in _NAMES}
+        found: dict[str, list[tuple[list[int], torch.Tensor]]] = {name: [] for name in _NAMES}
         for device, members in by_device.items():
             units = [self._layers.units[i] for i in members]
             labels = [unit.label for unit in units]
-            shares = _on([share_of(unit, self._layers) for unit in units], device)
+            shares = on_device([share_of(unit, self._layers) for unit in units], device)
             before = torch.stack([armed.squares[label] for label in labels])
             lengths = [parts[label].numel() / self.width for label in labels]
-            rounding = _on([_ROUNDING * length if length > 1 else 0.0 for length in lengths], device)
+            rounding = on_device([_ROUNDING * length if length > 1 else 0.0 for length in lengths], device)
             numbers = {
                 "moved": torch.stack([moved[label] for label in labels]),
                 "before": before,
@@ -166,10 +167,10 @@ class Updates:
                 **self._lost([parts[label] for label in labels], labels, armed.samples),
             }
             for name, vector in numbers.items():
-                found[name] |= zip(members, (vector * shares).unbind(), strict=True)
+                found[name].append((members, vector * shares))
         vectors: dict[str, torch.Tensor] = {}
         for name in _NAMES:
-            vectors |= packed(f"updates/{name}", found[name], self._layers)
+            vectors |= spread(f"updates/{name}", found[name], self._layers)
         return vectors
 
     def decode(self, arrays: Mapping[str, Floats], *, skipped: bool = False) -> Values:
@@ -194,7 +195,7 @@ class Updates:
             scalars[LOST] = 100 * share
             scalars[f"{LOST}_se"] = 100 * math.sqrt(max(square, 0.0)) / touched
         else:
-            unavailable[LOST] = "no sampled element had a gradient and a learning rate above 0"
+            unavailable[LOST] = "no sampled element had a gradient (left) and a learning rate above 0"
         return Values(scalars, {RATIO: ratios} if ratios else {}, unavailable)
 
     def _ratios(
@@ -260,7 +261,7 @@ class Updates:
         elements = [part.numel() for part in parts]
         # Where all elements are looked at, nothing is estimated.
         weights = [n * n / size if size < n else 0.0 for n, size in zip(elements, sizes, strict=True)]
-        count, size, weight = _on(elements, device), _on(sizes, device), _on(weights, device)
+        count, size, weight = (on_device(numbers, device) for numbers in (elements, sizes, weights))
         t, u = torch.stack(touched) / size, torch.stack(lost) / size
         return {
             "touched": t * count,
@@ -269,10 +270,6 @@ class Updates:
             "variance_1": (u - u * t) * weight,
             "variance_2": (t - t * t) * weight,
         }
-
-
-def _on(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=wide(device), device="cpu").to(device, non_blocking=True)
 
 
 def _largest_sample(tensors: list[tuple[int, int]], budget: float) -> int:

@@ -28,6 +28,8 @@ from palingenesis.layers import Layers, Unit, block_of, is_sharded, peel
 from palingenesis.signals.norms import gradient_norms
 from palingenesis.signals.sharding import local, meeting_device, shard_weight
 from palingenesis.signals.values import Values
+from palingenesis.signals.vectors import on_device, spread
+from palingenesis.signals.vectors import wide as wide
 
 Floats = NDArray[np.float64]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -53,11 +55,6 @@ def local_part(unit: Unit, tensor: torch.Tensor | None = None) -> torch.Tensor:
 def share_of(unit: Unit, layers: Layers) -> float:
     """What a sum over this rank's part of a unit counts for in the sum over ranks."""
     return shard_weight(unit.parameter, unit.holders) if layers.together else 1.0
-
-
-def wide(device: torch.device) -> torch.dtype:
-    """The widest number that a device has."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def packed(name: str, found: Mapping[int, torch.Tensor], layers: Layers) -> dict[str, torch.Tensor]:
@@ -280,17 +277,19 @@ class WeightNorms:
         by_device: dict[torch.device, list[int]] = {}
         for i, unit in enumerate(self._layers.units):
             by_device.setdefault(local(unit.parameter).device, []).append(i)
-        squares: dict[int, torch.Tensor] = {}
-        counts: dict[int, torch.Tensor] = {}
+        squares: list[tuple[list[int], torch.Tensor]] = []
+        counts: list[tuple[list[int], torch.Tensor]] = []
         for device, members in by_device.items():
-            parts = [local_part(self._layers.units[i]) for i in members]
-            for i, part, norm in zip(members, parts, gradient_norms(parts, device).unbind(), strict=True):
-                share = share_of(self._layers.units[i], self._layers)
-                self.norms[i] = norm
-                squares[i] = norm.square() * share
-                counts[i] = torch.full((), part.numel() * share, dtype=norm.dtype, device=device)
-        tensors = packed("weights/square", squares, self._layers)
-        return tensors | packed("weights/count", counts, self._layers)
+            units = [self._layers.units[i] for i in members]
+            parts = [local_part(unit) for unit in units]
+            shares = [share_of(unit, self._layers) for unit in units]
+            norms = gradient_norms(parts, device)
+            self.norms |= zip(members, norms.unbind(), strict=True)
+            squares.append((members, norms.square() * on_device(shares, device)))
+            elements = [part.numel() * share for part, share in zip(parts, shares, strict=True)]
+            counts.append((members, on_device(elements, device)))
+        tensors = spread("weights/square", squares, self._layers)
+        return tensors | spread("weights/count", counts, self._layers)
 
     def decode(
         self,

@@ -32,6 +32,8 @@ Arrays = Mapping[str, NDArray[np.float64]]
 LATE_STEPS, LATE_S = 3, 20.0
 # Looks that another rank keeps while rank 0 has not said that it listens.
 KEPT = 3
+# Looks that it has left in the store when it takes rank 0 for gone.
+IGNORED = 32
 # How long rank 0 waits for the last looks when a run ends.
 LAST_S = 5.0
 
@@ -49,8 +51,9 @@ class Company:
     def __init__(self, word: str) -> None:
         self.size, self.rank = ranks_and_own()
         self._store: Any = dist.distributed_c10d._get_default_store() if self.size > 1 else None
-        _made[word] += 1
-        self._prefix = f"palingenesis/tiers/{hashlib.sha256(word.encode()).hexdigest()}/{_made[word]}"
+        self._prefix = self._next_place(word)
+        # Steps of what this rank left in the store, and rank 0 may not have taken yet.
+        self._left: deque[int] = deque()
         self._untold: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._since: dict[int, float] = {}
         # Others have told something: rank 0 is heard by them, and they by it.
@@ -58,6 +61,14 @@ class Company:
         self.given_up = self._store is None
         if self.rank == 0 and self._store is not None:
             self._store.set(f"{self._prefix}/open", "yes")
+
+    def _next_place(self, word: str) -> str:
+        """Where in the store: the next one that rank 0 has not closed before this rank came."""
+        while True:
+            _made[word] += 1
+            place = f"palingenesis/tiers/{hashlib.sha256(word.encode()).hexdigest()}/{_made[word]}"
+            if self._store is None or self.rank == 0 or not self._store.check([f"{place}/closed"]):
+                return place
 
     @property
     def alone(self) -> bool:
@@ -84,12 +95,21 @@ class Company:
             self.met = bool(self._store.check([f"{self._prefix}/open"]))
         if not self.met:
             return
-        if self._store.check([f"{self._prefix}/closed"]):
+        if self._store.check([f"{self._prefix}/closed"]) or self._is_ignored():
             self.given_up = True
             self._untold.clear()
+            for step in self._left:
+                self._store.delete_key(self._key(step, self.rank))
         while self._untold:
             step, told = self._untold.popleft()
             self._store.set(self._key(step, self.rank), told)
+            self._left.append(step)
+
+    def _is_ignored(self) -> bool:
+        """Whether rank 0 has not taken what was left for it long ago: it has stopped, and would never."""
+        while self._left and not self._store.check([self._key(self._left[0], self.rank)]):
+            self._left.popleft()
+        return len(self._left) > IGNORED
 
     def hear(self, step: int, now: int, *, last: bool = False) -> list[Arrays] | None:
         """What the other ranks found at a step, in their order; ``None`` as long as one has not told.
@@ -125,6 +145,10 @@ class Company:
 
     def give_up(self) -> None:
         """Go on alone; the others are told that nobody listens any more."""
+        self.leave()
+
+    def leave(self) -> None:
+        """The run ends, or this rank goes on alone: what others still leave, nobody takes."""
         if not self.given_up and self.rank == 0:
             with self._or_alone():
                 self._store.set(f"{self._prefix}/closed", "yes")

@@ -21,6 +21,22 @@ Arrays = Mapping[str, NDArray[np.float64]]
 # Families of which ranks hold shares where parameters are sharded, and those of which each has its own.
 SHARES = frozenset({"cosine", "weights", "gradients", "spectrum", "drift", "updates"})
 EACH = frozenset({"outputs", "memory", "parts", "ranks", "replicas"})
+# What is missing where a family is.
+METRIC_OF = {
+    "cosine": "health/grad_cosine_sim",
+    "weights": "health/weight_norm",
+    "gradients": "health/gw_ratio",
+    "spectrum": "health/stable_rank",
+    "drift": "health/weight_drift",
+    "updates": "health/update_ratio",
+    "outputs": "health/token_efficiency",
+    "memory": "health/host_rss_gb",
+    "parts": "health/gns",
+    "ranks": "health/rank_gradient_ratio",
+    "replicas": "health/replica_divergence",
+}
+# Families that are a comparison of ranks.
+COMPARED = ("ranks", "replicas")
 
 _ALONE = (
     "the other ranks do not tell theirs: make a Monitor on every rank, with the same options, and step it"
@@ -86,9 +102,10 @@ class Decoder:
             own = {name: array for name, array in own.items() if name.split("/")[0] not in SHARES}
         shares = SHARES if together else frozenset[str]()
         arrays, silent = combined(own, others, summed=shares, each=EACH)
-        missing = {f"health/{family}": _why_silent(ranks) for family, ranks in silent.items()}
+        missing = {METRIC_OF[family]: _why_silent(ranks) for family, ranks in silent.items()}
         if self._tiers.company.size > 1 and not others and look.asks:
-            missing["health/ranks"] = _ALONE
+            gone = sorted(SHARES) if together else COMPARED
+            missing |= dict.fromkeys((METRIC_OF[family] for family in gone), _ALONE)
         steps: dict[int, _Gathered] = {}
         for step, values in (*self._of_losses(look, own), *self._of_outputs(look, arrays, missing)):
             steps.setdefault(step, _Gathered()).add(values)
@@ -152,7 +169,7 @@ class Decoder:
             if not self._labels_seen:
                 parts.append(Values(unavailable=tiers.outputs.tokens.decode({}).unavailable))
         parts += tiers.weights.decode(arrays)
-        if "ranks" in arrays:
+        if "ranks" in arrays or (look.looked and tiers.company.size > 1):
             parts.append(tiers.own.decode(dict(arrays)))
         if "replicas" in arrays:
             parts.append(tiers.replicas.decode(dict(arrays)))

@@ -103,7 +103,7 @@ class Tiers:
         """Go on with changed layers; what two steps were to be compared over is begun anew."""
         released = self.hearing.released
         self.stop()
-        self.weights.follow(layers, begun=self.schedule.first is not None)
+        self.weights.follow(layers)
         self._follow(layers)
         self.hearing.released = released
 
@@ -120,6 +120,8 @@ class Tiers:
     def expect_released(self, step: int) -> None:
         """Gradients are known to be freed inside ``backward``, from the coming step on."""
         self.hearing.released = True
+        # When step() comes, the first update has been made.
+        self._part("drift", self.weights.begin)
         self._listen(step)
 
     @property
@@ -177,7 +179,7 @@ class Tiers:
 
     def look_at_end(self, step: int) -> Look | None:
         """A last look at the weights of a run that has had none since its start."""
-        if not self.reads_model or self.layers.together:
+        if not self.reads_model or self.layers.together or not self.layers.units:
             return None
         found = self._look_at_weights(step, None, None)
         if self.company.alone:
@@ -193,6 +195,12 @@ class Tiers:
         """Take all hooks off the model."""
         self.hearing.stop()
         self.own.disarm()
+
+    def leave(self) -> None:
+        """Nothing is looked at any more; other ranks need not wait for this one."""
+        self.stop()
+        self.weights.leave()
+        self.company.leave()
 
     # -- parts of a look ---------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class Numbers:
         rated = []
         looked = self.tiers.schedule.second_tier(step) or self.tiers.schedule.third_tier(step)
         for reading in readings:
-            if reading.step == step and (looked or ENTROPY in reading.scalars):
+            if ENTROPY in reading.scalars or (looked and reading.step == step):
                 scalars = {**reading.scalars, WARNINGS: float(self._bounds.active + self._ranks.active)}
                 reading = Reading(reading.step, scalars, reading.layers, reading.labels)
             self.rows.add(reading.step, reading.flat())

@@ -66,14 +66,14 @@ class WeightTier:
         self.updates = Updates(layers, self._optimizers, width=self.drift.width)
         self._scale: torch.Tensor | None = None
 
-    def follow(self, layers: Layers, *, begun: bool) -> None:
-        """Go on with changed layers; what is new begins now, if the rest has begun."""
+    def follow(self, layers: Layers) -> None:
+        """Go on with changed layers; what is new begins now."""
         self._adapters = Adapters(self._model)
         own = layers.without(self._adapters.parameters)
-        if begun and self.no_drift is None:
+        if self.no_drift is None:
             self.drift.follow(own)
         else:
-            self.drift = Drift(own, "off") if self.no_drift else self.drift
+            self.drift = Drift(own, "off")
         self._plan(layers, own)
 
     def without_start(self, reason: str = _START_UNKNOWN) -> None:
@@ -81,6 +81,10 @@ class WeightTier:
         self.no_drift = reason
         self.drift = Drift(self._own, "off")
         self.updates = Updates(self.layers, self._optimizers, width=self.drift.width)
+
+    def leave(self) -> None:
+        """This rank looks at the weights no more; the others need not wait for it."""
+        self._spectrum.leave()
 
     # -- on the devices ----------------------------------------------------------------------------------
 
@@ -116,6 +120,7 @@ class WeightTier:
         return {"gradients/there": torch.tensor(there, dtype=torch.float64, device="cpu")}
 
     def norms(self) -> dict[str, torch.Tensor]:
+        self._norms.norms = {}  # of the last look: where this one fails, they are nobody's
         return self._norms.compute()
 
     def spectrum(self) -> dict[str, torch.Tensor]:
