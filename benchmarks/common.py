@@ -103,10 +103,14 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def tell(figures: Mapping[str, float], file: Path | None = None) -> None:
-    """Print figures one a line, and write them to a file."""
+def tell(figures: Mapping[str, float]) -> None:
+    """Print figures one a line."""
     for name, value in figures.items():
         print(f"{name:48} {value:10.3f}", flush=True)
+
+
+def save(figures: Mapping[str, object], file: Path | None) -> None:
+    """Write figures to a file, if one is wanted."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -1,162 +1,170 @@
 """What monitoring costs on a Llama-style model of about 30 M parameters, as ratios within one run.
 
-    python benchmarks/overhead.py [--rounds 40] [--steps 10] [--json FILE]
+    python benchmarks/overhead.py [--rounds 40] [--json FILE]
 
-One thread. Every figure is a median over rounds in which all things compared are timed in turn, so that a
-machine whose speed drifts slows them alike. The unit is one bare pass of ``torch._foreach_norm`` over the
-same gradients, and the training step.
+One thread. First single calls: medians over rounds in which all things compared are timed in turn, in units
+of one bare pass of ``torch._foreach_norm`` over the same gradients.
+
+Then everything together as it is by default (guard, checks, tiers 1 to 3, hooks, a record on disk), over the
+hundred steps after which all of it comes again, and in between bare training steps of 512 and 4,096 tokens,
+so that a machine whose speed drifts slows all alike. What monitoring takes depends on the model and not on
+the tokens, so the monitored steps are short ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import gc
 import logging
 import statistics
-import time
-import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
+import tempfile
+from collections.abc import Callable, Iterable
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from common import Text, describe, llama, median_ratio, parser, save, seconds, tell
+from torch import nn
 
 from palingenesis import Monitor, MonitorConfig
 
 NEVER = 10**9
+# Steps after which everything has been due, at defaults; tokens of a monitored step.
+PERIOD, TOKENS = 100, 64
+# Steps of a period at which bare training steps are timed as well, none of them looked at closely.
+BARE = {512: (5, 25, 45, 65, 85), 4096: (35, 75)}
 
 
-def model_of_30m() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        vocab_size=8192,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
-
-
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def batch(tokens: int) -> dict[str, torch.Tensor]:
-    length = min(tokens, 512)
-    ids = torch.randint(0, 8192, (tokens // length, length))
-    return {"input_ids": ids, "labels": ids}
-
-
-def per_call(model: LlamaForCausalLM, rounds: int) -> dict[str, float]:
-    """A check and the steps between checks, in passes over the gradients (and microseconds)."""
+def per_call(model: nn.Module, text: Text, rounds: int) -> dict[str, float]:
+    """A check and the steps between checks, in passes over the gradients; and tier 1, in milliseconds."""
     optimizer = torch.optim.AdamW(model.parameters())
-    model(**batch(128)).loss.backward()
+    model(**text.batch(TOKENS)).loss.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     loss = torch.tensor(1.0)
 
-    def monitor(check_every: int, guard: bool) -> Monitor:
-        config = MonitorConfig(check_every=check_every, guard_every_step=guard)
+    def monitor(check_every: int, *, guard: bool, logging_steps: int = NEVER) -> Monitor:
+        config = MonitorConfig(
+            check_every=check_every,
+            guard_every_step=guard,
+            logging_steps=logging_steps,
+            tier2_every=NEVER,
+            tier3_every=NEVER,
+            noise_scale=False,
+        )
         return Monitor(model, optimizer, out=None, config=config)
 
+    monitors = {
+        "check": monitor(1, guard=False),
+        "check_with_guard": monitor(1, guard=True),
+        "step_with_guard": monitor(NEVER, guard=True),
+        "step_without_guard": monitor(NEVER, guard=False),
+        "step_with_tier1": monitor(NEVER, guard=False, logging_steps=1),
+    }
     calls: dict[str, Callable[[], object]] = {"pass": lambda: torch._foreach_norm(gradients)}
-    for name, every, guard in (
-        ("check", 1, False),
-        ("check_with_guard", 1, True),
-        ("step_with_guard", NEVER, True),
-        ("step_without_guard", NEVER, False),
-    ):
-        one = monitor(every, guard)
-        calls[name] = lambda one=one: one.step(loss)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 5):
-        for name, call in calls.items():
-            took = seconds(call)
-            if number >= 5:
-                times[name].append(took)
-    ratios = {
-        f"{name}_passes": statistics.median(a / b for a, b in zip(times[name], times["pass"], strict=True))
-        for name in calls
-        if name != "pass"
+    calls |= {name: lambda one=one: one.step(loss) for name, one in monitors.items()}
+    rows = [{name: seconds(call) for name, call in calls.items()} for _ in range(rounds + 5)][5:]
+    figures = {f"{name}_passes": median_ratio(rows, [name], "pass") for name in monitors}
+    figures["pass_ms"] = 1e3 * statistics.median(row["pass"] for row in rows)
+    figures["step_without_guard_ms"] = 1e3 * statistics.median(row["step_without_guard"] for row in rows)
+    tier1 = [row["step_with_tier1"] - row["step_without_guard"] for row in rows]
+    figures["tier1_ms"] = 1e3 * statistics.median(tier1)
+    return figures
+
+
+class Training:
+    """A training loop, monitored as it is by default, with a record in a folder."""
+
+    def __init__(self, model: nn.Module, text: Text, folder: str) -> None:
+        self.model, self.text = model, text
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.monitor = Monitor(model, self.optimizer, out=folder, overwrite=True)
+
+    def bare(self, tokens: int) -> float:
+        """Seconds of a step that the monitor does not see."""
+        data = self.text.batch(tokens)
+
+        def step() -> None:
+            self.optimizer.zero_grad()
+            self.model(**data).loss.backward()
+            self.optimizer.step()
+
+        return seconds(step)
+
+    def monitored(self) -> dict[str, float]:
+        """Seconds that calls of the monitor took in a step, and ``backward``, with its hooks or without."""
+        data = self.text.batch(TOKENS)
+        self.optimizer.zero_grad()
+        took = seconds(lambda: self.monitor.batch(data["labels"]))
+        loss = self.model(**data).loss
+        hooked = self.monitor._numbers.tiers.hearing._step is not None
+        backward = seconds(loss.backward)
+        took += seconds(lambda: self.monitor.step(loss))
+        self.optimizer.step()
+        return {"monitor": took, "backward_with_hooks" if hooked else "backward": backward}
+
+
+def at_defaults(model: nn.Module, text: Text) -> dict[str, float]:
+    """Share of the training step that everything takes together, and what it holds."""
+    bare: dict[int, list[float]] = {tokens: [] for tokens in BARE}
+    rows: list[dict[str, float]] = []
+    own = tensors_besides(())
+    with tempfile.TemporaryDirectory() as folder:
+        training = Training(model, text, folder)
+        held = 0
+        # The second look at the weights goes on from the first, and is the kind that comes again and again.
+        for step in range(1, 2 * PERIOD + 1):
+            row = training.monitored()
+            if step > PERIOD:
+                rows.append(row)
+                for tokens, when in BARE.items():
+                    if step - PERIOD in when:
+                        bare[tokens].append(training.bare(tokens))
+            if step in (PERIOD, 2 * PERIOD - 1):
+                known = [*own, *model.parameters(), *(p.grad for p in model.parameters())]
+                state = [t for one in training.optimizer.state.values() for t in one.values()]
+                held = max(held, sum(t.nbytes for t in tensors_besides([*known, *state])))
+        training.monitor.close()
+    usual = statistics.median(row["backward"] for row in rows if "backward" in row)
+    hooks = sum(row["backward_with_hooks"] - usual for row in rows if "backward_with_hooks" in row)
+    calls = [row["monitor"] for row in rows]
+    figures = {
+        "monitor_a_step_ms": 1e3 * (sum(calls) + hooks) / PERIOD,
+        "of_it_hooks_ms": 1e3 * hooks / PERIOD,
+        "usual_step_ms": 1e3 * statistics.median(calls),
+        "longest_step_ms": 1e3 * max(calls),
+        "tensors_held_pct_of_model": 100 * held / sum(parameter.nbytes for parameter in model.parameters()),
     }
-    ratios["pass_ms"] = 1e3 * statistics.median(times["pass"])
-    ratios["step_without_guard_us"] = 1e6 * statistics.median(times["step_without_guard"])
-    return ratios
+    for tokens, times in bare.items():
+        step_s = statistics.median(times)
+        figures[f"training_step_at_{tokens}_tokens_s"] = step_s
+        figures[f"share_of_step_at_{tokens}_tokens_pct"] = figures["monitor_a_step_ms"] / step_s / 10
+    return figures
 
 
-def per_training_step(model: LlamaForCausalLM, tokens: int, steps: int) -> dict[str, float]:
-    """Share of the training step at defaults: 49 guarded steps and one check in fifty."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    guarded = Monitor(model, optimizer, out=None, check_every=NEVER)
-    checking = Monitor(model, optimizer, out=None, check_every=1)
-    shares = []
-    for _ in range(steps):
-        data = batch(tokens)
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss = model(**data).loss
-        loss.backward()
-        middle = time.perf_counter()
-        guard_time = seconds(lambda loss=loss: guarded.step(loss))
-        check_time = seconds(lambda loss=loss: checking.step(loss))
-        optimizer_time = seconds(optimizer.step)
-        step_time = middle - begin + optimizer_time
-        shares.append((49 * guard_time + check_time) / 50 / step_time)
-    return {
-        f"share_of_step_at_{tokens}_tokens_pct": 100 * statistics.median(shares),
-        f"training_step_at_{tokens}_tokens_s": step_time,
-    }
-
-
-def memory(model: LlamaForCausalLM) -> dict[str, float]:
-    """Bytes that a monitor holds after some checks, against the model's parameters."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    monitor = Monitor(model, optimizer, out=None, check_every=1)
-    loss = torch.tensor(1.0)
-    for _ in range(20):
-        monitor.step(loss)
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    tensors = sum(
-        device.guard.values.nbytes + (device.norms.nbytes if device.norms is not None else 0)
-        for device in monitor._gatherer.reader._devices
-        if device.guard is not None
-    )
-    held = after - before + tensors
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    return {"memory_held_kb": held / 1e3, "memory_held_pct_of_model": 100 * held / parameters}
+def tensors_besides(known: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    """All tensors that Python knows of but some, each storage once."""
+    seen = {tensor.untyped_storage().data_ptr() for tensor in known if tensor is not None}
+    found = []
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor) and one.device.type != "meta" and one.layout is torch.strided:
+            place = one.untyped_storage().data_ptr()
+            if place not in seen:
+                seen.add(place)
+                found.append(one)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=10, help="training steps timed at 512 tokens")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=40)
+    given = options.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("palingenesis").setLevel(logging.CRITICAL)
-    model = model_of_30m()
-    size = sum(parameter.numel() for parameter in model.parameters())
-    print(
-        f"{size / 1e6:.1f} M parameters in {len(list(model.parameters()))} tensors, torch {torch.__version__}"
-    )
-    figures = per_call(model, given.rounds)
-    figures |= per_training_step(model, 512, given.steps)
-    figures |= per_training_step(model, 4096, max(3, given.steps // 5))
-    figures |= memory(model)
-    for name, value in figures.items():
-        print(f"{name:44} {value:10.3f}")
-    if given.json:
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
+    model = llama(30)
+    print(describe(model), flush=True)
+    text = Text(model.config.vocab_size)
+    figures = per_call(model, text, given.rounds)
+    tell(figures)
+    together = at_defaults(model, text)
+    tell(together)
+    save(figures | together, given.json)
 
 
 if __name__ == "__main__":

@@ -155,15 +155,15 @@ def _under_flat_sharding(model: nn.Module) -> set[int]:
 
 
 def block_of(layer: str) -> str:
-    """The block a layer belongs to: its path up to the first number, else its first component.
+    """The block a layer belongs to: its path up to the first number, else its first two components.
 
-    ``model.layers.3.self_attn.q_proj`` is of ``model.layers.3``, ``lm_head`` of ``lm_head``.
+    ``model.layers.3.self_attn.q_proj`` is of ``model.layers.3``, ``model.embed_tokens`` a block of its own.
     """
     parts = layer.split("[", 1)[0].split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
             return ".".join(parts[: i + 1])
-    return parts[0]
+    return ".".join(parts[:2])
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

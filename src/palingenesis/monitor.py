@@ -31,6 +31,7 @@ from palingenesis.scaling import Scaler
 from palingenesis.signals.microbatch import MicroBatches
 from palingenesis.tiers.look import Tiers
 from palingenesis.tiers.numbers import Numbers
+from palingenesis.tiers.outputs import Weight
 from palingenesis.tiers.schedule import Schedule
 
 Gradients = Literal["raw", "clipped", "unknown", "released"]
@@ -100,6 +101,7 @@ class Monitor:
         self._gatherer = Gatherer(self._inventory.layers, self.config, self._scaler, self._optimizers)
         self._noted: torch.Tensor | float | None = None
         self._loss_reduced = self._closed = self._order_is_known = self._begun = False
+        self._look_at_last = True
         self._changed: Event | None = None
         self._heard: MicroBatches | None = None
         self._sent: Interval | None = None
@@ -178,7 +180,7 @@ class Monitor:
         attention_mask: torch.Tensor | None = None,
         *,
         shifted: bool = False,
-        weight: float | None = None,
+        weight: Weight | None = None,
     ) -> None:
         """Count the tokens of one micro-batch of the coming step; call it before its ``backward``.
 
@@ -186,9 +188,10 @@ class Monitor:
             labels: ``[..., T]``; −100 bears no loss.
             attention_mask: ``[B, T]``, 0 where padding is.
             shifted: labels are targets as they stand; by default a row's first label is nobody's target.
-            weight: what the micro-batch's mean loss counts for in the step's loss; by default its share of
-                the step's loss-bearing tokens. Where the step's loss is a mean of micro-batches' means, give
-                the same number with each.
+            weight: what the micro-batch's mean loss counts for in the step's loss: ``"tokens"`` for its share
+                of the step's loss-bearing tokens; the same number with each where the step's loss is a mean
+                of the micro-batches' means. Without it micro-batches of unequal size are not compared for
+                the noise scale.
         """
         outputs = self._numbers.tiers.outputs
         self._try(lambda: outputs.batch(labels, attention_mask, shifted=shifted, weight=weight))
@@ -218,14 +221,18 @@ class Monitor:
         self._inventory.forward_order = forward_order(loss)
         self._judging.watchers.layers.order = self._inventory.order()
 
-    def close(self) -> None:
+    def close(self, *, last_weights: bool = True) -> None:
         """Judge what is left, write the end of the record and the report.
+
+        Args:
+            last_weights: the model still has the weights of the last step: a short run looks at them now.
 
         Raises:
             MonitorClosedError: it was closed before.
         """
         if self._closed:
             raise MonitorClosedError("close() after close(): the record and the report are written already")
+        self._look_at_last = last_weights
         self._end(None)
 
     def __enter__(self) -> Monitor:
@@ -358,7 +365,7 @@ class Monitor:
         """Take in what is still on its way, and look at the weights once more if the run was short."""
         self._numbers.tiers.stop()
         self._judging.arrive(self._step, wait=True)
-        if error is None:
+        if error is None and self._look_at_last:
             self._journal.tell(self._numbers.look_at_end(self._step))
         self._numbers.rest(self._step)
 

@@ -169,7 +169,7 @@ def check_entropy(readings: Readings, exact: list[float]) -> None:
 def check_weights(made: Any, noted: list[Noted], size: int) -> None:
     """Micro-batches count for what they do in the losses that the trainer went backward from."""
     assert len({one.tokens for one in noted}) > 1
-    counts_for = np.array([one.tokens if one.weight is None else one.weight for one in noted])
+    counts_for = np.array([one.tokens if one.weight == "tokens" else one.weight for one in noted])
     ratios = np.array(vars(made)["losses"]) / vars(made)["means"] / counts_for
     for step in ratios.reshape(-1, size):
         np.testing.assert_allclose(step, step[0], rtol=1e-5)

@@ -97,7 +97,7 @@ def test_trl_whose_fused_output_has_no_logits(tmp_path: Path) -> None:
     assert {kind for _, kind in noted.observed} == {"entropies"}
     assert [one.tokens for one in noted.batches] == [len(found) for found in vars(made)["micro_batches"]]
     check_weights(made, noted.batches, 2)
-    assert {one.weight for one in noted.batches} == {None}
+    assert {one.weight for one in noted.batches} == {"tokens"}
     assert 0.5 < readings.series(EFFICIENCY)[-1] < 1
     logged = [row["entropy"] for row in made.state.log_history if "entropy" in row]
     # TRL's own is the mean of the means of micro-batches.

@@ -100,15 +100,15 @@ def of_means(made: Any) -> None:
     made.model_accepts_loss_kwargs = False
 
 
-SETTINGS: dict[str, tuple[Any, Any, float | None]] = {
-    "the model divides by all tokens": (llama, None, None),
+SETTINGS: dict[str, tuple[Any, Any, Any]] = {
+    "the model divides by all tokens": (llama, None, "tokens"),
     "the model does not take their number": (
         llama,
         lambda made: setattr(made, "model_accepts_loss_kwargs", False),
         1.0,
     ),
     "the trainer says that losses are means": (llama, of_means, 1.0),
-    "a loss of the user's": (llama, lambda made: setattr(made, "compute_loss_func", summed), None),
+    "a loss of the user's": (llama, lambda made: setattr(made, "compute_loss_func", summed), "tokens"),
     "the model has no use for their number": (masked_model, None, 1.0),
     "an encoder and decoder": (translation_model, None, 1.0),
 }

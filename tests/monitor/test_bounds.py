@@ -45,6 +45,11 @@ class Run:
     def put(self, weight: torch.Tensor, block: int = 0) -> None:
         self.model["h"][block].weight.copy_(weight)
 
+    @torch.no_grad()
+    def move(self, factor: float) -> None:
+        for parameter in self.model.parameters():
+            parameter.mul_(factor)
+
     def steps(self, count: int) -> None:
         for _ in range(count):
             for p in self.model.parameters():
@@ -143,12 +148,50 @@ def test_the_drift_of_random_weights_is_an_ordinary_warning_and_no_finding() -> 
     run = Run()
     run.begin()
     run.steps(1)
-    run.put(run.fine[0] * 1.9)
+    run.move(1.9)
     run.steps(3)
     (event,) = (e for e in run.seen if e.diagnosis)
     assert (event.event, event.severity, event.ordinary) == ("bound_crossed", "warning", True)
-    assert run.monitor.latest["health/warnings"] == 1
+    assert run.monitor.latest["health/warnings"] == 0
     assert run.monitor.verdict != "WARNING"
+
+
+def test_one_random_matrix_that_moves_alone_is_a_finding() -> None:
+    run = Run()
+    run.begin()
+    run.steps(1)
+    run.put(run.fine[0] * 1.9)
+    run.steps(3)
+    (event,) = (e for e in run.seen if e.diagnosis)
+    assert event.layer == "h.0" and not event.ordinary
+    assert run.monitor.latest["health/warnings"] == 1
+    assert run.monitor.verdict == "WARNING"
+
+
+def test_a_name_of_a_configuration_is_no_proof_of_learning() -> None:
+    run = Run()
+    run.pretrained()
+    run.begin()
+    run.steps(1)
+    run.move(1.9)
+    run.steps(3)
+    (event,) = (e for e in run.seen if e.diagnosis)
+    assert event.ordinary
+
+
+def test_a_new_head_on_a_trained_body_is_ordinary_in_nothing_but_itself() -> None:
+    run = Run(drift="exact")
+    for block in (0, 1):
+        run.put(collapsed(4.0, run.fine[0]), block)
+    run.fine = [layer.weight.detach().clone() for layer in run.model["h"]]
+    run.begin()
+    run.steps(1)
+    with torch.no_grad():
+        run.model["h"][0].weight.mul_(-1)
+    run.steps(3)
+    (event,) = (e for e in run.seen if e.event == "bound_crossed")
+    assert event.layer == "h.0" and not event.ordinary and event.value == pytest.approx(2.0)
+    assert run.monitor._numbers._bounds.fresh == {"lm_head"}
 
 
 def test_a_model_whose_matrices_are_not_random_has_learned_something() -> None:
@@ -170,10 +213,10 @@ def test_what_the_user_says_of_the_model_counts(pretrained: bool) -> None:
     run = Run(pretrained=pretrained)
     run.begin()
     run.steps(1)
-    run.put(run.fine[0] * 1.9)
+    run.move(1.9)
     run.steps(3)
-    (event,) = (e for e in run.seen if e.event == "bound_crossed")
-    assert event.ordinary is not pretrained
+    told = [bool(e.ordinary) for e in run.seen if e.event == "bound_crossed"]
+    assert told == ([False] * 3 if pretrained else [True])
 
 
 @pytest.mark.parametrize("logging_steps", [1, 4])

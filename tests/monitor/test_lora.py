@@ -214,7 +214,7 @@ def test_gradients_and_norms_are_the_adapters_own(trained: Loop) -> None:
     """What trains is what is checked: here the effective weights have no say."""
     model = trained.kept[6]
     found = trained.of("health/weight_norm")[6]
-    for block in ("base_model.model.h.0", "base_model.model.h.1", "base_model"):
+    for block in ("base_model.model.h.0", "base_model.model.h.1", "base_model.model"):
         own = [
             p.detach().double().flatten()
             for name, p in model.named_parameters()

@@ -20,6 +20,7 @@ from palingenesis.reading import Reading
 from palingenesis.signals.noise_scale import NoiseScale
 
 GNS, TOKENS, RATIO = "health/gns", "health/gns_tokens", "health/gns_ratio"
+SOURCE = "health/gns_source"
 
 TRIALS, STEPS = 30, 10
 # Name: dimensions, noise scale over the batch, examples of each micro-batch.
@@ -102,7 +103,7 @@ class Regression:
             weight = None if self.weights is None else self.weights[i]
             if self.labels:
                 told = torch.zeros(count // self.length, self.length, dtype=torch.int64)
-                self.monitor.batch(told, shifted=True, weight=weight)
+                self.monitor.batch(told, shifted=True, weight="tokens" if weight is None else weight)
             share = count / sum(self.counts) if weight is None else weight
             loss = share * (self.model(x)[:, 0] - y).square().mean() / 2
             before = torch.zeros(self.dims) if self.model.weight.grad is None else self._grad()
@@ -335,9 +336,15 @@ def test_without_sizes_only_the_ratio_to_the_batch_is_told(counts: tuple[int, ..
     for run in (blind, sighted):
         run.steps(30)
     assert gns(blind).keys() == {RATIO, f"{RATIO}_se"}
-    assert blind.last.labels == {"health/gns_source": source}
-    expected = {name: value for name, value in gns(sighted).items() if name.startswith(RATIO)}
-    assert gns(blind) == pytest.approx(expected, rel=1e-4)
+    # Nobody says that the micro-batches are of one size, so they are not compared.
+    assert blind.last.labels == {"health/gns_source": "consecutive"}
+    assert sighted.last.labels == {"health/gns_source": source}
+    if source == "consecutive":
+        expected = {name: value for name, value in gns(sighted).items() if name.startswith(RATIO)}
+        assert gns(blind) == pytest.approx(expected, rel=1e-4)
+    else:
+        (why,) = [e for e in blind.events if e.event == "signal_unavailable" and e.signal == SOURCE]
+        assert "call batch" in why.reason
     (event,) = [e for e in blind.events if e.event == "signal_unavailable" and e.signal == GNS]
     assert "not known" in event.reason
 
@@ -350,6 +357,33 @@ def test_labels_that_miss_a_micro_batch_are_not_guessed() -> None:
         run.monitor.batch(torch.zeros(8, 1, dtype=torch.int64), shifted=True)
         run.step()
     assert gns(run).keys() == {RATIO, f"{RATIO}_se"}
+
+
+def test_unequal_micro_batches_of_which_nobody_says_what_they_count_for() -> None:
+    run = Regression(15, 32.0, (2, 5, 9, 16))
+    batch = run.monitor.batch
+    run.monitor.batch = lambda labels, **given: batch(labels, shifted=True)  # type: ignore[method-assign]
+    run.steps(30)
+    assert run.last.labels == {SOURCE: "consecutive"}
+    assert TOKENS in gns(run)
+    (why,) = [e for e in run.events if e.event == "signal_unavailable" and e.signal == SOURCE]
+    assert "weight='tokens'" in why.reason
+
+
+def test_two_backward_passes_over_one_batch_are_no_micro_batches() -> None:
+    """A loss in two terms, each with its own backward: the terms are not two draws of the data."""
+    run = Regression(15, 32.0, (32,))
+    for _ in range(30):
+        x = torch.randn(32, 15, generator=run.random)
+        y = -run.sigma * torch.randn(32, generator=run.random)
+        run.optimizer.zero_grad()
+        run.monitor.batch(torch.zeros(32, 1, dtype=torch.int64), shifted=True)
+        for _ in range(2):
+            (0.25 * (run.model(x)[:, 0] - y).square().mean()).backward()
+        run.monitor.step()
+    assert run.last.labels == {SOURCE: "consecutive"}
+    ratio, error = gns(run)[RATIO], gns(run)[f"{RATIO}_se"]
+    assert abs(ratio - 1.0) < 3 * error
 
 
 def test_accumulation_that_begins_later() -> None:

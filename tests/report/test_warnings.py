@@ -39,14 +39,16 @@ class Divergence:
         self.layer, self.parameter, self.ranks = layer, parameter, ranks
 
 
-def bound_events(*, pretrained: bool = True) -> list[Event]:
+def bound_events(*, fresh: bool = False) -> list[Event]:
     """Stable ranks of two layers that fall and of which one comes back; drift; one low from the start."""
-    watch = BoundsWatch(MonitorConfig(), pretrained=pretrained)
-    drift = "health/weight_drift_max"
+    watch = BoundsWatch(MonitorConfig())
+    watch.fresh = frozenset(NAMES) if fresh else frozenset()
+    drift = f"health/weight_drift/{NAMES[2]}"
+    others = {f"health/weight_drift/{name}": 0.2 for name in (UP, Q)}
     rows = [
         {RANK + UP: 9.0, RANK + Q: 9.0, f"{RANK}{NAMES[2]}": 2.0, drift: 0.0},
         {RANK + UP: 2.0, RANK + Q: 1.5, drift: 0.1},
-        {RANK + UP: 9.0, RANK + Q: 1.5, drift: 0.7},
+        {RANK + UP: 9.0, RANK + Q: 1.5, drift: 0.7} | others,
     ]
     return [event for i, row in enumerate(rows) for event in watch.check(1 + 100 * i, row)]
 
@@ -82,7 +84,7 @@ def test_a_bound_that_was_crossed_is_a_warning_also_once_it_is_cleared(tmp_path:
 
 def test_what_was_so_at_the_start_is_no_finding(tmp_path: Path) -> None:
     at_start = [event for event in bound_events() if event.event == "bound_at_start"]
-    drift = [event for event in bound_events(pretrained=False) if event.diagnosis == "weight_drift"]
+    drift = [event for event in bound_events(fresh=True) if event.diagnosis == "weight_drift"]
     assert len(at_start) == len(drift) == 1
     assert recorded(tmp_path / "run", [*at_start, *drift]).verdict == "HEALTHY"
 
@@ -96,12 +98,12 @@ def test_the_timeline_shows_from_when_to_when(tmp_path: Path) -> None:
         f"{NAMES[2]}, stable rank": ("info", 1.0, None),
         f"{Q}, stable rank": ("warning", 101.0, 600.0),
         f"{UP}, stable rank": ("warning", 101.0, 201.0),
-        "weight drift": ("warning", 201.0, 600.0),
+        f"{NAMES[2]}, weight drift": ("warning", 201.0, 600.0),
     }
 
 
 def test_many_that_cross_together_are_one_mark_until_the_last_is_back(tmp_path: Path) -> None:
-    watch = BoundsWatch(MonitorConfig(), pretrained=True)
+    watch = BoundsWatch(MonitorConfig())
     rows = [dict.fromkeys((RANK + name for name in NAMES[1:9]), value) for value in (9.0, 2.0, 2.0, 9.0)]
     rows[2][RANK + NAMES[1]] = 9.0
     events = [event for i, row in enumerate(rows) for event in watch.check(1 + 100 * i, row)]

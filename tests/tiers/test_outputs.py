@@ -12,7 +12,7 @@ import torch
 from palingenesis import MonitorConfig
 from palingenesis.signals.noise_scale import Batch
 from palingenesis.signals.packet import Packet
-from palingenesis.tiers.outputs import WIDTH, Outputs
+from palingenesis.tiers.outputs import BY_TOKENS, UNTOLD, WIDTH, Outputs
 
 EFFICIENCY, PADDING = "health/token_efficiency", "health/padding_pct"
 ENTROPY = "health/output_entropy"
@@ -123,16 +123,13 @@ def test_labels_that_are_all_ignored_are_a_batch_of_no_tokens() -> None:
 
 def test_weights_of_micro_batches() -> None:
     (one,) = made()
-    assert one.weights is None
+    assert one.weights == []
     give(one, labels(0), weight=0.5)
-    give(one, labels(1), weight=2.0)
-    assert one.weights == [0.5, 2.0]
+    give(one, labels(1), weight="tokens")
     give(one, labels(2))
-    assert one.weights is None  # of one it is not known
-    end([one])
-    assert one.weights is None
-    give(one, labels(2), weight=3.0)
-    assert one.weights == [3.0]
+    assert one.weights == [0.5, BY_TOKENS, UNTOLD]
+    one.end_step(1, logged=True, needed=True)
+    assert one.weights == []
 
 
 # -- several ranks -----------------------------------------------------------------------------------------

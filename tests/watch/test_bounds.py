@@ -20,7 +20,7 @@ from palingenesis.watch.limits import BACK_MARGIN, bounds
 CONFIG = MonitorConfig()
 BY_NAME = {bound.name: bound for bound in bounds(CONFIG)}
 RANK, RATIO = "health/stable_rank/", "health/weight_norm_ratio"
-DRIFT, ENTROPY = "health/weight_drift_max", "health/output_entropy"
+DRIFT, ENTROPY = "health/weight_drift/h.3", "health/output_entropy"
 # Of each bound: a number that is fine, one beyond it, and one more than a third worse than that.
 CASES = {
     "stable_rank": (f"{RANK}h.0.up", 5.0, 2.0, 1.3),
@@ -36,7 +36,7 @@ class Told:
 
     def __init__(self, name: str, start: float | None = None, **options: Any) -> None:
         self.metric = CASES[name][0]
-        self.watch = BoundsWatch(MonitorConfig(**options), pretrained=True)
+        self.watch = BoundsWatch(MonitorConfig(**options))
         self.step = 0
         self.events: list[Event] = []
         if start is not None:
@@ -187,7 +187,7 @@ def test_drift_starts_at_zero_whenever_it_is_first_read() -> None:
 
 
 def test_a_late_first_reading_is_the_start() -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     assert watch.check(10, {ENTROPY: 3.0}) == []
     (event,) = watch.check(200, {f"{RANK}late": 2.0, ENTROPY: 3.0})
     assert kinds([event]) == [("bound_at_start", "late")]
@@ -198,7 +198,7 @@ def test_a_late_first_reading_is_the_start() -> None:
 
 def test_one_event_at_the_start_lists_all_of_one_bound() -> None:
     values = {f"{RANK}h.{i}": 2.5 - i / 2 for i in range(3)} | {f"{RANK}fine": 9.0}
-    rank, entropy = BoundsWatch(CONFIG, pretrained=True).check(1, values | {ENTROPY: 0.5, DRIFT: 0.0})
+    rank, entropy = BoundsWatch(CONFIG).check(1, values | {ENTROPY: 0.5, DRIFT: 0.0})
     assert rank.values == {f"{RANK}h.2": 1.5, f"{RANK}h.1": 2.0, f"{RANK}h.0": 2.5}
     assert (rank.layer, rank.value, rank.limit) == ("h.2", 1.5, 3.0)
     assert rank.message == (
@@ -289,8 +289,8 @@ def test_noise_that_no_error_tells_rings_a_few_times_at_most() -> None:
         (
             DRIFT,
             (0.0, 0.625),
-            "weight drift 0.625 of the norm before training is above 0.5; what the model knew before may be "
-            "lost: lower the learning rate or train for fewer steps",
+            "h.3: weight drift 0.625 of the norm before training is above 0.5; what the model knew before "
+            "may be lost: lower the learning rate or train for fewer steps",
         ),
         (
             ENTROPY,
@@ -307,10 +307,10 @@ def test_noise_that_no_error_tells_rings_a_few_times_at_most() -> None:
     ],
 )
 def test_the_message(metric: str, values: tuple[float, float], message: str) -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     events = [*watch.check(1, {metric: values[0]}), *watch.check(2, {metric: values[1]})]
     assert events[-1].message == message
-    assert events[-1].layer == ("h.0.up" if metric.startswith(RANK) else None)
+    assert events[-1].layer == (metric.split("/", 2)[2] if metric.count("/") > 1 else None)
 
 
 def test_a_value_is_never_said_to_be_beyond_itself() -> None:
@@ -320,28 +320,86 @@ def test_a_value_is_never_said_to_be_beyond_itself() -> None:
 
 
 def test_the_layer_of_a_maximum_is_named_where_it_is_known() -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
-    (event,) = watch.check(1, {DRIFT: 0.7}, where={DRIFT: "h.3"})
+    watch = BoundsWatch(CONFIG)
+    (event,) = watch.check(1, {DRIFT: 0.7})
     assert event.layer == "h.3"
     assert event.message.startswith("h.3: weight drift 0.7")
 
 
-def test_what_training_from_scratch_does_anyway_is_warned_of_as_ordinary() -> None:
-    watch = BoundsWatch(CONFIG, pretrained=False)
-    a, b = f"{RANK}a", f"{RANK}b"
-    watch.check(1, {a: 9.0, b: 9.0, ENTROPY: 3.0})
-    ranks, drift, entropy = watch.check(2, {a: 2.0, b: 1.5, DRIFT: 0.6, ENTROPY: 0.6})
-    assert [event.severity for event in (ranks, drift, entropy)] == ["warning"] * 3
-    assert [event.ordinary for event in (ranks, drift, entropy)] == [True, True, False]
-    assert "ordinary" in drift.message and "random weights" in ranks.message
-    assert set(ranks.values) == {a, b}  # one line is enough
-    assert watch.active == 4
-    (event,) = watch.check(3, {DRIFT: 0.1})
-    assert event.event == "bound_cleared"
+def of(metric: str, **values: float) -> dict[str, float]:
+    return {f"{metric}/{layer}": value for layer, value in values.items()}
+
+
+def fresh_watch() -> BoundsWatch:
+    """Four layers that started at random weights, and one that did not."""
+    watch = BoundsWatch(CONFIG)
+    watch.fresh = frozenset("abcd")
+    watch.check(1, of("health/stable_rank", a=9.0, b=9.0, c=9.0, d=9.0, e=9.0) | {ENTROPY: 3.0})
+    watch.check(1, of("health/weight_drift", a=0.0, b=0.0, c=0.0, d=0.0, e=0.0))
+    return watch
+
+
+def test_what_training_does_to_random_weights_anyway_is_warned_of_once_as_ordinary() -> None:
+    watch = fresh_watch()
+    ranks, entropy = watch.check(2, of("health/stable_rank", a=2.9, b=2.5, c=3.5, d=3.5) | {ENTROPY: 0.6})
+    assert [event.severity for event in (ranks, entropy)] == ["warning"] * 2
+    assert ranks.ordinary and not entropy.ordinary
+    assert "ordinary" in ranks.message and set(ranks.values) == of("health/stable_rank", a=0, b=0).keys()
+    assert watch.active == 1  # the entropy
+    assert watch.check(3, of("health/stable_rank", a=2.9, b=2.5, c=2.9, d=2.9)) == []
+    (drift,) = watch.check(3, of("health/weight_drift", a=0.6, b=0.5, c=0.4, d=0.4))
+    assert drift.ordinary and drift.diagnosis == "weight_drift"
+    assert watch.check(4, of("health/weight_drift", a=0.1, b=0.1, c=0.1, d=0.1)) == []
+    assert watch.active == 1
+
+
+def test_one_layer_that_goes_much_further_than_its_likes_is_a_finding() -> None:
+    watch = fresh_watch()
+    (rank,) = watch.check(2, of("health/stable_rank", a=1.1, b=8.5, c=8.8, d=8.9))
+    assert rank.layer == "a" and not rank.ordinary
+    (drift,) = watch.check(2, of("health/weight_drift", a=0.05, b=0.9, c=0.06, d=0.05))
+    assert drift.layer == "b" and not drift.ordinary
+    assert watch.active == 2
+
+
+def test_what_was_ordinary_and_gets_out_of_hand_is_told() -> None:
+    watch = fresh_watch()
+    watch.check(2, of("health/weight_drift", a=0.6, b=0.6, c=0.6, d=0.6))
+    (event,) = watch.check(3, of("health/weight_drift", a=9.0, b=0.7, c=0.7, d=0.7))
+    assert event.layer == "a" and not event.ordinary and watch.active == 1
+    (event,) = watch.check(4, of("health/weight_drift", a=0.1, b=0.7, c=0.7, d=0.7))
+    assert event.event == "bound_cleared" and watch.active == 0
+
+
+def test_a_layer_that_had_learned_is_told_beside_ones_that_had_not() -> None:
+    watch = fresh_watch()
+    told = watch.check(2, of("health/weight_drift", a=0.6, b=0.6, c=0.6, d=0.6, e=0.6))
+    assert [(event.layer, bool(event.ordinary)) for event in told] == [("e", False), ("a", True)]
+
+
+def test_of_few_layers_nothing_is_ordinary() -> None:
+    watch = BoundsWatch(CONFIG)
+    watch.fresh = frozenset("ab")
+    told = watch.check(1, of("health/weight_drift", a=0.6, b=0.6))
+    assert [bool(event.ordinary) for event in told] == [False, False]
+
+
+def test_what_is_ordinary_stays_so_after_a_resume() -> None:
+    before = fresh_watch()
+    told = before.check(2, of("health/weight_drift", a=0.6, b=0.6, c=0.6, d=0.6))
+    for way in ("state", "record"):
+        watch = BoundsWatch(CONFIG)
+        if way == "state":
+            watch.load_state_dict(before.state_dict())
+        else:
+            watch.learn({}, told)
+            watch.fresh = before.fresh
+        assert watch.active == 0
+        assert watch.check(3, of("health/weight_drift", a=0.7, b=0.7, c=0.7, d=0.7)) == []
 
 
 def test_layers_have_episodes_of_their_own() -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     a, b = f"{RANK}a", f"{RANK}b"
     assert kinds(watch.check(1, {a: 9.0, b: 2.0})) == [("bound_at_start", "b")]
     assert kinds(watch.check(2, {a: 2.0, b: 1.9})) == [("bound_crossed", "a")]
@@ -353,7 +411,7 @@ def test_layers_have_episodes_of_their_own() -> None:
 
 @pytest.mark.parametrize("many", [MOST_EVENTS, MOST_EVENTS + 1, 300])
 def test_many_at_once_are_one_event_that_counts_as_many(many: int) -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     names = [f"{RANK}h.{i}" for i in range(many)]
     watch.check(1, dict.fromkeys(names, 9.0) | {f"{RANK}apart": 9.0})
     values = {name: 2.9 - i / 1000 for i, name in enumerate(names)}
@@ -376,8 +434,8 @@ def test_many_at_once_are_one_event_that_counts_as_many(many: int) -> None:
 
 
 def test_what_has_no_bound_is_passed_over() -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
-    others = {"health/stable_rank_min": 0.1, "health/weight_drift/h.0": 9.0, "train/loss": -math.inf}
+    watch = BoundsWatch(CONFIG)
+    others = {"health/stable_rank_min": 0.1, "health/weight_drift_max": 9.0, "train/loss": -math.inf}
     assert watch.check(1, others) == []
     assert watch.state_dict()["starts"] == {}
 
@@ -410,7 +468,7 @@ RESUMED = [
 
 
 def first_part(folder: Path) -> tuple[BoundsWatch, dict[str, float], list[Event]]:
-    watch, events = BoundsWatch(CONFIG, pretrained=True), []
+    watch, events = BoundsWatch(CONFIG), []
     for step, row in enumerate(RESUMED, 1):
         events += watch.check(step, row)
     first, recorded = read_back(events, RESUMED, folder)
@@ -419,7 +477,7 @@ def first_part(folder: Path) -> tuple[BoundsWatch, dict[str, float], list[Event]
 
 def test_nothing_rings_twice_after_a_resume(tmp_path: Path) -> None:
     before, first, events = first_part(tmp_path / "run")
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     watch.learn(first, events)
     assert watch.active == before.active == 2
     assert watch.check(4, RESUMED[2]) == []
@@ -436,7 +494,7 @@ def test_nothing_rings_twice_after_a_resume(tmp_path: Path) -> None:
 
 def test_events_alone_tell_what_was_so_at_the_start(tmp_path: Path) -> None:
     _, _, events = first_part(tmp_path / "run")
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     watch.learn({}, events)
     assert watch.check(4, RESUMED[2]) == []
     assert watch.state_dict()["starts"] == RESUMED[0]
@@ -444,21 +502,21 @@ def test_events_alone_tell_what_was_so_at_the_start(tmp_path: Path) -> None:
 
 def test_many_that_crossed_at_once_are_learned_too(tmp_path: Path) -> None:
     rows = [{f"{RANK}{i}": value for i in range(9)} for value in (9.0, 2.0)]
-    before = BoundsWatch(CONFIG, pretrained=True)
+    before = BoundsWatch(CONFIG)
     events = [event for step, row in enumerate(rows, 1) for event in before.check(step, row)]
     first, recorded = read_back(events, rows, tmp_path / "run")
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     watch.learn(first, recorded)
     assert watch.active == 9
     assert watch.state_dict()["starts"] == before.state_dict()["starts"]
     (event,) = watch.check(3, rows[0])
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     watch.learn(first, [*recorded, event])
     assert watch.active == 0
 
 
 def test_trained_weights_are_never_before_training() -> None:
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     watch.learn({ENTROPY: 2.0}, [])
     (event,) = watch.check(101, {f"{RANK}a": 2.0, f"{RANK}b": 9.0})
     assert (event.event, event.layer, event.baseline) == ("bound_crossed", "a", None)
@@ -466,20 +524,20 @@ def test_trained_weights_are_never_before_training() -> None:
     # A layer that appears later on is not one of them.
     assert kinds(watch.check(201, {f"{RANK}a": 2.0, f"{RANK}late": 2.0})) == [("bound_at_start", "late")]
     # Nor does a second resume take the first value of the record for a start.
-    again = BoundsWatch(CONFIG, pretrained=True)
+    again = BoundsWatch(CONFIG)
     again.learn({f"{RANK}a": 2.0}, [event])
     assert again.check(301, {f"{RANK}a": 2.9}) == []
     assert kinds(again.check(302, {f"{RANK}a": 3.31})) == [("bound_cleared", "a")]
 
 
 def test_what_is_run_again_is_not_learned() -> None:
-    before = BoundsWatch(CONFIG, pretrained=True)
+    before = BoundsWatch(CONFIG)
     before.check(1, {f"{RANK}a": 9.0})
     (event,) = before.check(2, {f"{RANK}a": 2.0})
     overtaken = Event(
         event.event, event.step, event.severity, event.message, {**event.fields, "superseded": True}
     )
-    watch = BoundsWatch(CONFIG, pretrained=True)
+    watch = BoundsWatch(CONFIG)
     watch.learn({f"{RANK}a": 9.0}, [overtaken])
     assert watch.active == 0
     assert kinds(watch.check(2, {f"{RANK}a": 2.0})) == [("bound_crossed", "a")]
@@ -490,7 +548,7 @@ def test_the_state_goes_round_as_json() -> None:
     told(1.2, 2.0, 1.2)
     told.watch.learn({}, told.events)
     told.watch.check(4, {RATIO: math.inf})
-    again = BoundsWatch(CONFIG, pretrained=True)
+    again = BoundsWatch(CONFIG)
     state = told.watch.state_dict()
     again.load_state_dict(json.loads(json.dumps(state)))
     assert again.state_dict() == state
@@ -500,7 +558,12 @@ def test_the_state_goes_round_as_json() -> None:
     assert (event.event, event.since) == ("bound_cleared", 4)
 
 
-GOOD = {"starts": {ENTROPY: 2.0}, "active": {ENTROPY: 3}, "over": {ENTROPY: 1}, "trained": []}
+GOOD = {
+    "starts": {ENTROPY: 2.0},
+    "active": {ENTROPY: 3},
+    "over": {ENTROPY: 1},
+    **{name: [] for name in ("trained", "ordinary", "told", "fresh")},
+}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from palingenesis.monitor import Monitor
+from palingenesis.tiers.outputs import Weight
 
 log = logging.getLogger("palingenesis")
 
@@ -83,7 +84,7 @@ class OutputFeed:
         self._ready = self._seen = False
         self._hidden: torch.Tensor | None = None
 
-    def begin(self, trained: object, batch: object, weigh: Callable[[Model], float | None]) -> None:
+    def begin(self, trained: object, batch: object, weigh: Callable[[Model], Weight]) -> None:
         """A loss is about to be computed. Nothing is raised from here.
 
         Args:
@@ -103,7 +104,7 @@ class OutputFeed:
         self,
         trained: nn.Module,
         batch: Mapping[Any, Any],
-        weigh: Callable[[Model], float | None],
+        weigh: Callable[[Model], Weight],
     ) -> None:
         labels, ready = _labels_of(batch)
         if labels is None:

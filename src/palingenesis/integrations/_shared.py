@@ -6,6 +6,7 @@ alarms that are open, when to stop, what goes into a checkpoint and how a run go
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import logging
@@ -17,7 +18,7 @@ import torch
 
 from palingenesis.config import MonitorConfig
 from palingenesis.describe import rank_and_world_size
-from palingenesis.errors import ConfigError, MissingExtraError
+from palingenesis.errors import ConfigError, MissingExtraError, MonitorClosedError
 from palingenesis.events import Event
 from palingenesis.monitor import Gradients, Monitor
 from palingenesis.record.folder import read_info
@@ -235,12 +236,21 @@ class Session:
                 error,
             )
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Close the record, with what ended the run; later calls do nothing."""
+    def end(self, error: BaseException | None = None, *, last_weights: bool = True) -> None:
+        """Close the record, with what ended the run; later calls do nothing.
+
+        Args:
+            error: what ended it, if it did not complete.
+            last_weights: the model still has the weights of the last step.
+        """
         if self.ended:
             return
         self.ended = True
-        self.monitor.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        if error is None:
+            with contextlib.suppress(MonitorClosedError):  # by the user
+                self.monitor.close(last_weights=last_weights)
+        else:
+            self.monitor.__exit__(type(error), error, error.__traceback__)
 
 
 def _run_id(folder: Path) -> str | None:

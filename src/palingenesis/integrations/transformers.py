@@ -21,6 +21,7 @@ from palingenesis.integrations._hooks import Listener, listen
 from palingenesis.integrations._outputs import Model, OutputFeed, model_called
 from palingenesis.integrations._shared import Session, StopOn, check_options, log, missing_extra
 from palingenesis.monitor import Gradients, Monitor
+from palingenesis.tiers.outputs import Weight
 
 try:
     from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
@@ -162,17 +163,18 @@ class HealthCallback(TrainerCallback):
         if self._session is not None and hasattr(loss, "grad_fn"):
             self._session.monitor.learn_order(loss)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, *, last_weights: bool = True) -> None:
         for undo in self._undo:
             undo()
         self._undo = []
         if self._session is not None:
-            self._session.end(error)
+            self._session.end(error, last_weights=last_weights)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._end(None)
+        # The best model may have been loaded by now.
+        self._end(None, last_weights=not args.load_best_model_at_end)
 
     # -- steps -------------------------------------------------------------------------------------------
 
@@ -258,27 +260,29 @@ def _argument(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     return args[place] if len(args) > place else kwargs.get(name)
 
 
-def _weight(trainer: Any, items: object, model: Model) -> float | None:
+def _weight(trainer: Any, items: object, model: Model) -> Weight:
     """What a micro-batch's mean loss counts for: 1 where the loss of the step is made of such means.
 
     That is where the trainer divides by the number of micro-batches, and where a loss that is meant to be
-    divided by the items of all of them is not, because a model has no use for their number. ``None``: its
-    share of the tokens.
+    divided by the items of all of them is not, because a model has no use for their number. Elsewhere
+    its share of the tokens.
     """
     scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
     if scaled is not None:
-        return None if scaled else 1.0
+        return "tokens" if scaled else 1.0
     if items is None:
         return 1.0
     if trainer.compute_loss_func is not None:
-        return None
+        return "tokens"
     if not trainer.model_accepts_loss_kwargs:
         return 1.0
     if trainer.label_smoother is not None:
-        return None if "num_items_in_batch" in inspect.signature(trainer.label_smoother).parameters else 1.0
+        taken = "num_items_in_batch" in inspect.signature(trainer.label_smoother).parameters
+        return "tokens" if taken else 1.0
     if _trl_computes_loss(trainer):
-        return None
-    return None if _divides_by_items(trainer.model if model.inner is None else model.inner) else 1.0
+        return "tokens"
+    divided = _divides_by_items(trainer.model if model.inner is None else model.inner)
+    return "tokens" if divided else 1.0
 
 
 def _trl_computes_loss(trainer: Any) -> bool:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from palingenesis.layers import Layers, Unit, block_of
+from palingenesis.signals.cosine_sums import LARGEST_ERROR, NO_GRADIENT, ROWS, Cosines, Products, why_not
 from palingenesis.signals.norms import plain_values
 from palingenesis.signals.sharding import local, local_gradients, meeting_device, shard_index, shard_weight
 from palingenesis.signals.sketch import Scratch, Sketcher, dense_values, prime_dividing_none
@@ -39,33 +39,7 @@ SHARE = 0.005
 LEAST_WIDTH = 16_381  # error of a block at ρ = 0: 0.0078
 MOST_WIDTH = 65_521  # 0.0039
 
-# The largest standard error of a cosine that is told at all: half of the bound on the error.
-LARGEST_ERROR = 0.01
-
-# Sums of a block over its elements, devices and ranks. The variance is that of the inner product where a
-# parameter had a gradient in one step only, else 0.
-ROWS = ("inner", "sketched_before", "sketched_now", "before", "now", "variance")
-
-_MIXED = (
-    "parameters that had a gradient in one of the two steps only outweigh those that had one in both: "
-    "the estimate's error would be too large"
-)
-
 Norms = Mapping[torch.device, torch.Tensor]
-
-
-class Products(NamedTuple):
-    """What two consecutive gradients have in common, for the noise scale.
-
-    Args:
-        inner: ⟨g_t, g_{t-1}⟩ over the parameters with gradients in both steps.
-        before: ‖g_{t-1}‖² over the same.
-        now: ‖g_t‖² over the same.
-    """
-
-    inner: float
-    before: float
-    now: float
 
 
 @dataclass
@@ -328,66 +302,31 @@ class GradientCosine:
 
     def decode(self, arrays: Mapping[str, NDArray[np.float64]]) -> Values:
         """The cosines of all parameters and of each block."""
-        found = _Decoded.of(arrays)
+        found = Cosines.of(arrays)
         if found is None:
             return Values()
         by_block = {}
         unavailable = {}
         for i, name in enumerate(self.blocks):
-            if found.error[i] > LARGEST_ERROR:
-                unavailable[f"{BLOCK_METRIC}/{name}"] = _MIXED
+            reason = why_not(found.cosine[i], found.error[i]) if found.present[i] else None
+            if reason is not None:
+                unavailable[f"{BLOCK_METRIC}/{name}"] = reason
             elif found.present[i]:
                 by_block[name] = float(found.cosine[i])
         scalars = {}
-        if not found.present.any():
-            unavailable[METRIC] = "no parameter had a gradient other than zero in both steps"
-        elif found.total_error > LARGEST_ERROR:
-            unavailable[METRIC] = _MIXED
+        reason = why_not(found.total, found.total_error) if found.present.any() else NO_GRADIENT
+        if reason is not None:
+            unavailable[METRIC] = reason
         else:
             scalars[METRIC] = found.total
         return Values(scalars, {BLOCK_METRIC: by_block} if by_block else {}, unavailable)
 
     def products(self, arrays: Mapping[str, NDArray[np.float64]]) -> Products | None:
         """⟨g_t, g_{t-1}⟩ and the squared norms; ``None`` where the cosine is not known."""
-        found = _Decoded.of(arrays)
+        found = Cosines.of(arrays)
         if found is None or not found.present.any() or found.total_error > LARGEST_ERROR:
             return None
         return Products(float(found.inner.sum()), float(found.before.sum()), float(found.now.sum()))
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """Cosines of blocks, and of everything. ``error`` is 0 but where the two steps' parameters differ."""
-
-    cosine: NDArray[np.float64]
-    error: NDArray[np.float64]
-    present: NDArray[np.bool_]
-    inner: NDArray[np.float64]
-    before: NDArray[np.float64]
-    now: NDArray[np.float64]
-    total: float
-    total_error: float
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[np.float64]]) -> _Decoded | None:
-        tables = [array for key, array in arrays.items() if key.startswith("cosine/")]
-        if not tables:
-            return None
-        inner, left, right, before, now, variance = np.sum(tables, axis=0)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            norms = np.sqrt(before) * np.sqrt(now)
-            sketched = np.sqrt(left) * np.sqrt(right)
-            mixed = variance > 0
-            cosine = inner / np.where(mixed, norms, sketched)
-            # A sketch of zero is a gradient of zero. NaN is not equal to zero, and stays.
-            present = (norms != 0) & (sketched != 0)
-            error = np.where(present & mixed, np.sqrt(variance) / norms, 0.0)
-            inner = np.where(present, cosine * norms, 0.0)
-            whole = math.sqrt(before.sum()) * math.sqrt(now.sum())
-            total = float(inner.sum() / whole) if whole else math.nan
-            shared = np.where(present, error * norms, 0.0)
-            total_error = float(np.sqrt(np.square(shared).sum()) / whole) if whole else 0.0
-        return cls(cosine, error, present, inner, before, now, total, total_error)
 
 
 def _part(unit: Unit, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -29,6 +29,9 @@ ALONE, STAYS, IN_CACHE, FEW = 1 << 14, 1 << 21, 1 << 18, 3
 # Norms of a matrix with which squares of its products stay in the range of fp32 without being divided.
 IN_RANGE = (1e-3, 1e6)
 
+AGREE = 0.5  # cosine of two directions that count as one
+SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
+
 
 class Leading(NamedTuple):
     """Largest Ritz value and its residual norm; the operator's product with its vector, ``[d]``, which is
@@ -193,6 +196,13 @@ def direction(vectors: torch.Tensor) -> torch.Tensor:
     return vectors.div(lengths).to(torch.bfloat16)
 
 
+def agree(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two directions ``[d]`` of length 1, read on the host, count as one."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return float((one.float() @ other.float()).abs()) >= AGREE
+
+
 def orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
     """Rows of ``block`` made orthonormal, to each other and to the basis; 0 where nothing is left of one."""
     rows = block[..., :0, :]
@@ -209,3 +219,18 @@ def _unit(row: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
     """A row of length 1; 0 if it is no longer than ``least``; NaN if it holds one."""
     length = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
     return torch.where(length <= least, 0.0, row / length)
+
+
+def by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``spectrum.leading``, without a read: the matrix is raised to a high power."""
+    tiny = torch.finfo(matrix.dtype).tiny
+    power = matrix
+    for _ in range(SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
+        power = power @ power
+    # Every column of the power is the eigenvector times its component: the largest has the least rounding.
+    column = torch.linalg.vector_norm(power, dim=-2).argmax(-1)
+    index = column[..., None, None].expand(*power.shape[:-1], 1)
+    vector = power.gather(-1, index).squeeze(-1)
+    vector = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp_min(tiny)
+    return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector

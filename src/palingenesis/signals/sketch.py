@@ -61,10 +61,12 @@ class _Plan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What one round of sketching needs and nobody keeps: the table of signs in fp32, and room."""
+    """What one round of sketching needs and nobody keeps: the table of signs in fp32, and room, once more by
+    its columns."""
 
     signs: torch.Tensor
     room: torch.Tensor
+    columns: torch.Tensor
 
 
 class Sketcher:
@@ -119,7 +121,7 @@ class Sketcher:
     def scratch(self) -> Scratch:
         """To be passed to :meth:`add`, and dropped after a round of it."""
         room = torch.empty(self._windows * self._rows * self.width, dtype=torch.float32, device=self.device)
-        return Scratch(self._table.float(), room)
+        return Scratch(self._table.float(), room, room.view(-1, self.width).t())
 
     def add(self, label: str, values: torch.Tensor, sketch: torch.Tensor, scratch: Scratch) -> None:
         """Add ``S·values`` to ``sketch``, ``[C]`` in fp32; nothing is read on the host.
@@ -136,30 +138,27 @@ class Sketcher:
             return
         flat = plain_values(values).reshape(-1)
         window = self._rows * self.width
-        whole = flat.numel() // window
-        for first in range(0, whole, self._windows):
-            shape = (min(self._windows, whole - first), window)
-            piece = flat[first * window : (first + shape[0]) * window].view(shape)
-            signed = scratch.room[: piece.numel()]
-            signs = scratch.signs.as_strided(shape, (1, 1), plan.start + first)
-            torch.mul(piece, signs, out=signed.view(shape))
-            self._fold(plan, signed, first * self._rows, sketch)
-        rest = flat[whole * window :]
-        if rest.numel():
-            at = plan.start + whole
-            signed = scratch.room[: rest.numel()]
-            torch.mul(rest, scratch.signs[at : at + rest.numel()], out=signed)
-            self._fold(plan, signed, whole * self._rows, sketch)
+        for number, piece in enumerate(flat.split(window * self._windows)):
+            first = number * self._windows
+            if piece.numel() > window:
+                whole = piece.numel() // window
+                shape, size = (whole, window), whole * window
+                signs = scratch.signs.as_strided(shape, (1, 1), plan.start + first)
+                torch.mul(piece[:size].view(shape), signs, out=scratch.room[:size].view(shape))
+                self._fold(plan, size, first * self._rows, sketch, scratch)
+                piece, first = piece[size:], first + whole
+            size, at = piece.numel(), plan.start + first
+            torch.mul(piece, scratch.signs[at : at + size], out=scratch.room[:size])
+            self._fold(plan, size, first * self._rows, sketch, scratch)
 
-    def _fold(self, plan: _Plan, signed: torch.Tensor, row: int, sketch: torch.Tensor) -> None:
-        """Add the rows of elements that have their own signs, each with its row's."""
-        rows, rest = divmod(signed.numel(), self.width)
+    def _fold(self, plan: _Plan, size: int, row: int, sketch: torch.Tensor, scratch: Scratch) -> None:
+        """Add the rows of elements in the room, which have their own signs, each with its row's."""
+        rows, rest = divmod(size, self.width)
         if rows:
-            matrix = signed[: rows * self.width].view(rows, self.width)
-            sketch.addmv_(matrix.t(), plan.row_signs[row : row + rows])
+            sketch.addmv_(scratch.columns[:, :rows], plan.row_signs[row : row + rows])
         if rest:
             place = sketch[plan.place : plan.place + rest]
-            place.addcmul_(signed[rows * self.width :], plan.row_signs[row + rows])
+            place.addcmul_(scratch.room[size - rest : size], plan.row_signs[row + rows])
 
     def _add_sparse(self, plan: _Plan, values: torch.Tensor, sketch: torch.Tensor, scratch: Scratch) -> None:
         """The stored elements only, each where it would have been in the dense tensor."""

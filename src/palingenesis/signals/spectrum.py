@@ -54,11 +54,13 @@ TOLERANCE, AIM = 0.01, 0.007
 STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
 PIECE = 1 << 22  # elements of half precision that are converted at once
-SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
 
 _SEED = 0x5EED
+
+
+_by_squaring = lanczos.by_squaring
 
 
 class Krylov:
@@ -109,20 +111,6 @@ def leading(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _by_squaring(matrix)
 
 
-def _by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    tiny = torch.finfo(matrix.dtype).tiny
-    power = matrix
-    for _ in range(SQUARINGS):
-        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
-        power = power @ power
-    # Every column of the power is the eigenvector times its component: the largest has the least rounding.
-    column = torch.linalg.vector_norm(power, dim=-2).argmax(-1)
-    index = column[..., None, None].expand(*power.shape[:-1], 1)
-    vector = power.gather(-1, index).squeeze(-1)
-    vector = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp_min(tiny)
-    return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector
-
-
 def gram(
     matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | float, cached: bool = False
 ) -> torch.Tensor:
@@ -163,6 +151,9 @@ class _Progress:
     matrix: Matrix
     vector: torch.Tensor | None = None
     settled: bool = False
+    # Where the call under way went on from; whether the last one found that again.
+    before: torch.Tensor | None = None
+    lasting: bool = False
     # Last 1/stable rank and squared norm; read on the CPU only.
     value: float = 0.0
     square: float = 0.0
@@ -174,16 +165,19 @@ class _Progress:
         if look:
             self.square = float(norm.square().sum())
         shape = self.matrix.tall().shape
-        alone = look and not self.matrix.stacked and shape.numel() >= lanczos.ALONE
-        more = 1 if alone else 0  # step, to tell directions apart that started together
+        large = not self.matrix.stacked and shape.numel() >= lanczos.ALONE
+        # Where directions come and go, random ones that start by themselves are surer to find the first.
+        alone = look and large and self.lasting
+        self.before = self.vector if look and large else None
         if self.vector is None or self.vector.shape != (*shape[:-2], shape[-1]):
             return _Plan(known=False, fresh=2, steps=WARM if look else COLD)
         if shards.summed or (call + self.matrix.index) % SEARCH_EVERY == 0:
-            return _Plan(known=True, fresh=1, steps=SEARCH + more, search=look, alone=alone)
+            return _Plan(known=True, fresh=1, steps=SEARCH, search=look, alone=alone)
         if look and self.settled and is_still(self.value, before, self.square):
             return _Plan(known=True, fresh=0, steps=STILL, alone=alone)
-        steps = WARM if look or self.settled else COLD
-        return _Plan(known=True, fresh=1, steps=steps + more, alone=alone)
+        # Directions that start together, in one vector, are told apart by one step more.
+        steps = WARM + 1 if alone else WARM if look or self.settled else COLD
+        return _Plan(known=True, fresh=1, steps=steps, alone=alone)
 
     def alone(self, plan: _Plan, norm: torch.Tensor, generator: torch.Generator, call: int) -> Pair:
         """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
@@ -195,20 +189,27 @@ class _Progress:
         value, residual = norm.new_tensor([found.value, found.residual]).unbind()
         return value, residual
 
+    def compare(self) -> None:
+        """Note whether the call has found again what it went on from."""
+        self.lasting = lanczos.agree(self.before, self.vector)
+        self.before = None
+
     def keep(self, direction: torch.Tensor, longer_side: int) -> None:
         """Remember where to go on."""
         self.vector = direction if longer_side >= KEPT_FROM else None
 
     def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
         """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
-        generator.manual_seed(zlib.crc32(f"{_SEED} {call} {self.matrix.unit.label}".encode()))
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        known = None
+        if self.vector is not None and plan.known:
+            known = self.vector.to(dtype, copy=True).to(like.device).unsqueeze(-2).nan_to_num_(0.0)
+            if not plan.fresh:
+                return known
+        generator.manual_seed(zlib.crc32(f"{_SEED} {call} {self.matrix.unit.label}".encode()))
         shape = (*like.shape[:-2], plan.fresh, like.shape[-1])
         block = torch.randn(shape, generator=generator, dtype=dtype, device=like.device)
-        if self.vector is None or not plan.known:
-            return block
-        known = self.vector.to(dtype, copy=True).to(like.device).nan_to_num_(0.0)  # a NaN is not to stay
-        return torch.cat([known.unsqueeze(-2), block], dim=-2)
+        return block if known is None else torch.cat([known, block], dim=-2)
 
 
 def is_still(value: float, before: float, square: float) -> bool:
@@ -337,13 +338,11 @@ class Spectrum:
                     plans.setdefault(one.plan(shards, norm, self._calls), []).append(i)
                 found: dict[_Progress, Pair] = {}
                 for plan, chosen in plans.items():
-                    if plan.alone:
-                        for i in chosen:
-                            found[members[i]] = members[i].alone(plan, scales[i], generator, self._calls)
-                        continue
                     for a in range(0, len(chosen), IN_STEP):
                         some = [(members[i], scales[i]) for i in chosen[a : a + IN_STEP]]
                         found |= self._solve(plan, some, shards, generator)
+            for one in members:
+                one.compare()
             worst = shards.worst([found[one] for one in members])
             for one, (value, residual) in zip(members, worst, strict=True):
                 share = 1 / one.matrix.holders if self._layers.together else 1.0
@@ -360,6 +359,8 @@ class Spectrum:
         generator: torch.Generator,
     ) -> dict[_Progress, Pair]:
         """Largest eigenvalue and residual of each, relative to the squared norm."""
+        if plan.alone:
+            return {one: one.alone(plan, norm, generator, self._calls) for one, norm in members}
         groups = _grouped(members)
         for group in groups:
             group.begin(plan, generator, self._calls)
@@ -393,8 +394,7 @@ class Spectrum:
             self._layers, values, residuals, own=own, refused=self._refused, tolerance=TOLERANCE
         )
         inside = [rank for layer, rank in ranks.items() if layer not in self._outside]
-        ends = (
-            {f"{NAME}_min": float(np.min(inside)), f"{NAME}_mean": float(np.mean(inside))} if inside else {}
-        )
+        ends = {"min": float(np.min(inside)), "mean": float(np.mean(inside))} if inside else {}
+        scalars = {f"{NAME}_{end}": value for end, value in ends.items()}
         unavailable = {f"{NAME}/{layer}": reason for layer, reason in missing.items()}
-        return Values(ends, {NAME: ranks} if ranks else {}, unavailable)
+        return Values(scalars, {NAME: ranks} if ranks else {}, unavailable)

@@ -244,25 +244,25 @@ class Updates:
     ) -> dict[str, torch.Tensor]:
         """Numbers of elements, estimated from samples, and coefficients of their variance: ``[parts]``."""
         device = parts[0].device
-        nothing = torch.zeros((), dtype=torch.int64, device=device)
-        sizes: list[int] = []
+        nothing = torch.zeros(1, dtype=torch.bool, device=device)
         touched: list[torch.Tensor] = []
         lost: list[torch.Tensor] = []
         for part, label in zip(parts, labels, strict=True):
             sample = samples.get(label)
-            sizes.append(1 if sample is None else sample.before.numel())
-            if sample is None:
-                touched.append(nothing)
-                lost.append(nothing)
-            else:
-                same = _values_at(part, self._chosen(label, part)) == sample.before
-                touched.append(sample.touched.sum())
-                lost.append((sample.touched & same).sum())
+            touched.append(nothing if sample is None else sample.touched)
+            same = nothing if sample is None else _values_at(part, self._chosen(label, part)) == sample.before
+            lost.append(touched[-1] & same)
+        sizes = [one.numel() for one in touched]
         elements = [part.numel() for part in parts]
         # Where all elements are looked at, nothing is estimated.
         weights = [n * n / size if size < n else 0.0 for n, size in zip(elements, sizes, strict=True)]
         count, size, weight = (on_device(numbers, device) for numbers in (elements, sizes, weights))
-        t, u = torch.stack(touched) / size, torch.stack(lost) / size
+        lengths = torch.tensor(sizes, device="cpu").to(device, non_blocking=True)
+        # `unsafe` leaves out a check that would wait for the device.
+        t, u = (
+            torch.segment_reduce(torch.cat(each).to(size.dtype), "sum", lengths=lengths, unsafe=True) / size
+            for each in (touched, lost)
+        )
         return {
             "touched": t * count,
             "lost": u * count,

@@ -122,19 +122,22 @@ class Shards(NamedTuple):
 class Matrix:
     """A unit whose weight is a matrix, or a stack of them (``[E, m, n]``, one an expert).
 
-    Convolutions are matrices ``[out, in·kh·kw]``.
+    Convolutions are matrices ``[out, in·kh·kw]``, also those whose weight is kept ``[in, out, kh, kw]``.
     """
 
     unit: Unit
     index: int
     convolution: bool
     stacked: bool
+    transposed: bool = False
 
     def local(self) -> torch.Tensor:
         """What of the weight is here: ``[m, n]``, or ``[E, m, n]`` for a stack; a view where there is one."""
         part = local_part(self.unit)
         if self.unit.part is not None and self.unit.part.view is not None:
             part = part.reshape(-1, *self.unit.parameter.shape[1:])
+        if self.transposed:
+            part = part.transpose(0, 1)
         return part if part.dim() == 2 or self.stacked else part.reshape(part.shape[0], -1)
 
     def tall(self) -> torch.Tensor:
@@ -154,6 +157,8 @@ class Matrix:
             shape = list(part.of(torch.empty(whole, device="meta")).shape)
             if part.view is not None:
                 shape = [math.prod(shape) // math.prod(whole[1:]), *whole[1:]]
+        if self.transposed:
+            shape = [shape[1], shape[0], *shape[2:]]
         return shape[1:] if self.stacked else [shape[0], math.prod(shape[1:])]
 
     def shards(self) -> Shards | str | None:
@@ -176,7 +181,7 @@ class Matrix:
 
     @property
     def holders(self) -> int:
-        """How many ranks find the value of a self.unit."""
+        """How many ranks find the value of a unit."""
         parameter: Any = self.unit.parameter
         return (
             max(self.unit.holders, parameter.device_mesh.size())
@@ -192,8 +197,9 @@ def matrices(layers: Layers, model: nn.Module | None = None) -> list[Matrix]:
         layers: whose units.
         model: tells convolutions from stacks; without it, a tensor of three dimensions is taken for a stack.
     """
+    # Of a transposed one in groups, inputs and outputs cannot be told apart by dimension.
     kernels = {
-        id(parameter)
+        id(parameter): module.transposed and module.groups == 1
         for module in (() if model is None else model.modules())
         if isinstance(module, _ConvNd)
         for parameter in module.parameters()
@@ -205,7 +211,8 @@ def matrices(layers: Layers, model: nn.Module | None = None) -> list[Matrix]:
             continue
         convolution = id(parameter) in kernels
         stacked = parameter.dim() == 3 and unit.part is None and not convolution
-        one = Matrix(unit, i, convolution, stacked)
+        transposed = kernels.get(id(parameter), False) and not is_sharded(parameter)
+        one = Matrix(unit, i, convolution, stacked, transposed)
         if min(one.sides()) >= SMALLEST:
             found.append(one)
     return found
@@ -356,6 +363,8 @@ class WeightNorms:
         for block, norm in gradient.items():
             if square[block] == 0:
                 unavailable[f"health/gw_ratio/{block}"] = "every weight of the block is zero"
+            elif not math.isfinite(norm):
+                unavailable[f"health/gw_ratio/{block}"] = "its gradient is not finite"
             else:
                 found[block] = norm / math.sqrt(square[block])
         return found

@@ -159,8 +159,8 @@ class Decoder:
             parts.append(self._memory(arrays["memory"]))
         if any(name.startswith("cosine/") for name in arrays):
             parts.append(tiers.cosine.decode(arrays))
-            tiers.noise.take_consecutive(step, tiers.cosine.products(arrays))
         tiers.noise.take_parts(step, arrays)
+        tiers.noise.take_consecutive(step, tiers.cosine.products(arrays))
         if tiers.schedule.second_tier(step):
             if tiers.noise_wanted:
                 values, told = tiers.noise.values()

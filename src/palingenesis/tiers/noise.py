@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palingenesis.signals.cosine import Norms, Products
+from palingenesis.signals.cosine import Norms
+from palingenesis.signals.cosine_sums import Products
 from palingenesis.signals.microbatch import MicroBatches
 from palingenesis.signals.noise_scale import Batch, NoiseScale
 from palingenesis.signals.values import Values
-from palingenesis.tiers.outputs import Outputs
+from palingenesis.tiers.outputs import UNTOLD, Outputs
 
 # Ranks tell one another of so many micro-batches; a step with more is not compared.
 MOST = 64
@@ -26,6 +27,10 @@ _UNKNOWN = -1.0
 _REMEMBERED = 2
 # A step's gradients are taken for unclipped where what the hooks heard agrees this well.
 _SAME = 1e-3
+# Parts whose sizes differ by no more count alike, however their losses are joined.
+_EQUAL = 0.01
+
+PARTS = "health/gns_source"
 
 
 class Noise:
@@ -39,6 +44,8 @@ class Noise:
         self._ranks = ranks
         self.scale = NoiseScale()
         self._batches: dict[int, Batch] = {}
+        # Why the last step's parts could not be compared.
+        self._why_not: str | None = None
         # The later step of the last pair.
         self._paired: int | None = None
 
@@ -58,9 +65,9 @@ class Noise:
             norms: of the step's gradients, without the loss scale.
             still_scaled: loss scale that ``.grad`` still carries.
 
-        The table holds each part's squared norm, tokens, sequences and weight, −1 where unknown; the rest is
-        how many parts there are, the inner product of the probe's ``.grad`` with what was heard of it, that
-        ``.grad``'s squared norm, and the squared norm of the whole gradient.
+        The table holds each part's squared norm, tokens, sequences and weight (``Outputs.weights``), −1 where
+        unknown; the rest is how many parts there are, the inner product of the probe's ``.grad`` with what
+        was heard of it, that ``.grad``'s squared norm, and the squared norm of the whole gradient.
         """
         if heard is None or norms is None or heard.probe is None or not heard.squares:
             return {}
@@ -72,13 +79,11 @@ class Noise:
         kept = min(heard.count, size)
         table[0, :kept] = total[:kept]
         sizes = outputs.tokens.micro_batches
-        if len(sizes) == heard.count:
-            weights = outputs.weights
-            for part, one in enumerate(sizes[:kept]):
+        if len(sizes) == heard.count == len(outputs.weights):
+            for part, (one, weight) in enumerate(zip(sizes[:kept], outputs.weights, strict=False)):
                 table[1, part].copy_(one.loss_tokens, non_blocking=True)
                 table[2, part].fill_(float(one.rows))
-                if weights is not None:
-                    table[3, part].fill_(weights[part])
+                table[3, part].fill_(weight)
         parameter, sums = heard.probe
         assert parameter.grad is not None
         gradient = parameter.grad.detach().to(sums)
@@ -123,16 +128,21 @@ class Noise:
             whole = whole / factor**2
         parts = np.concatenate([table[:, :count].T for table, count in zip(tables, counts, strict=True)])
         squares, tokens, sequences, weights = parts.T
-        known = not (tokens == _UNKNOWN).any()
-        self.scale.add_parts(
-            step,
-            "microbatch" if counts.max() > 1 else "rank",
-            squares / ranks**2,
-            float(whole),
-            tokens=tokens if known else None,
-            sequences=sequences if known else None,
-            shares=None if (weights == _UNKNOWN).any() else weights / weights.sum(),
-        )
+        if len(parts) < 2:
+            return
+        self._why_not = _why_not(tokens, weights)
+        if (tokens == _UNKNOWN).any():
+            self._batches.pop(step, None)  # what was told does not fit what was heard
+        if self._why_not is None:
+            self.scale.add_parts(
+                step,
+                "microbatch" if counts.max() > 1 else "rank",
+                squares / ranks**2,
+                float(whole),
+                tokens=tokens,
+                sequences=sequences,
+                shares=None if (weights < 0).any() else weights / weights.sum(),
+            )
 
     def take_consecutive(self, step: int, products: Products | None) -> None:
         """Take in what two consecutive steps have in common.
@@ -150,4 +160,21 @@ class Noise:
 
     def values(self) -> tuple[Values, dict[str, str]]:
         """The noise scale, once enough steps have told, and its labels."""
-        return (Values(), {}) if self.scale.source is None else self.scale.values()
+        values, labels = (Values(), {}) if self.scale.source is None else self.scale.values()
+        if self._why_not is not None:
+            values = Values(values.scalars, unavailable={**values.unavailable, PARTS: self._why_not})
+        return values, labels
+
+
+def _why_not(tokens: NDArray[np.float64], weights: NDArray[np.float64]) -> str | None:
+    """Why parts cannot be compared, in words: what each counts for must be known, not guessed."""
+    if (tokens == _UNKNOWN).any():
+        return "micro-batches are not compared: call batch(labels=...) once before each backward"
+    sizes = tokens[tokens > 0]
+    equal = not sizes.size or sizes.max() <= sizes.min() * (1 + _EQUAL)
+    if equal or not (weights == UNTOLD).any():
+        return None
+    return (
+        "micro-batches of unequal size are not compared: say what each counts for, batch(weight='tokens') "
+        "or a number"
+    )

@@ -25,10 +25,10 @@ from palingenesis.tiers.start import keep_start, read_start, start_file
 from palingenesis.watch.bounds import BoundsWatch
 from palingenesis.watch.ranks import RankWatch
 
-RANK = "health/stable_rank"
+RANK, DRIFT, NOISE = "health/stable_rank", "health/weight_drift", "health/gns"
 # What else bounds are for, and the standard error of what is estimated.
 ENTROPY = "health/output_entropy"
-BOUNDED = ("health/weight_norm_ratio", "health/weight_drift_max", ENTROPY)
+BOUNDED = ("health/weight_norm_ratio", ENTROPY)
 WARNINGS = "health/warnings"
 
 # Rows that may wait beyond a check's worth for what other ranks have to tell.
@@ -46,7 +46,7 @@ class Numbers:
     def __init__(self, tiers: Tiers, config: MonitorConfig) -> None:
         self.tiers, self._config = tiers, config
         self._decoder = Decoder(tiers)
-        self._bounds, self._ranks = BoundsWatch(config, pretrained=True), RankWatch()
+        self._bounds, self._ranks = BoundsWatch(config), RankWatch()
         self._missing = Missing()
         self._looks: deque[Look] = deque()
         self.rows = Rows(2 * config.check_every + SPARE_ROWS)
@@ -131,12 +131,13 @@ class Numbers:
             self._find_out(decoded.readings[-1].layers.get(RANK, {}))
         for reading in decoded.readings:
             values = {name: reading.scalars[name] for name in BOUNDED if name in reading.scalars}
+            drifts = reading.layers.get(DRIFT, {})
+            values |= {f"{DRIFT}/{layer}": drift for layer, drift in drifts.items()}
             for layer, rank in reading.layers.get(RANK, {}).items():
                 if self.tiers.weights.is_key(layer):
                     values[f"{RANK}/{layer}"] = rank
-            where = _extremes(reading)
             errors = {one: reading.scalars[f"{one}_se"] for one in values if f"{one}_se" in reading.scalars}
-            events += self._bounds.check(reading.step, values, errors, where)
+            events += self._bounds.check(reading.step, values, errors)
         if decoded.outliers is not None:
             events += self._ranks.check_gradients(step, decoded.outliers)
         if decoded.divergences is not None:
@@ -146,9 +147,12 @@ class Numbers:
         return events
 
     def _find_out(self, ranks: Mapping[str, float]) -> None:
-        """Whether the model knew something before, by its matrices' stable ranks before training."""
-        given = self._config.pretrained
-        self._bounds.pretrained = self.tiers.weights.has_learned(ranks) if given is None else given
+        """Which layers start at random weights, by their stable ranks before training."""
+        weights, given = self.tiers.weights, self._config.pretrained
+        if given is None:
+            self._bounds.fresh = weights.fresh(ranks)
+        else:
+            self._bounds.fresh = frozenset() if given else frozenset(weights.layers.names)
 
     def _rated(self, readings: Sequence[Reading], step: int) -> list[Reading]:
         """The readings with the number of warnings, where bounds were looked at; and their rows."""
@@ -159,6 +163,9 @@ class Numbers:
                 scalars = {**reading.scalars, WARNINGS: float(self._bounds.active + self._ranks.active)}
                 reading = Reading(reading.step, scalars, reading.layers, reading.labels)
             self.rows.add(reading.step, reading.flat())
+            if looked and reading.step == step:
+                # The noise scale is a number at one look and a bound at the next: never both.
+                self.latest = {name: v for name, v in self.latest.items() if not name.startswith(NOISE)}
             self.latest |= {name: v for name, v in reading.scalars.items() if name.startswith("health/")}
             rated.append(reading)
         return rated
@@ -246,7 +253,6 @@ class Numbers:
         outputs = self.tiers.outputs
         return {
             "bounds": self._bounds.state_dict(),
-            "pretrained": self._bounds.pretrained,
             "ranks": self._ranks.state_dict(),
             "losses": self._decoder.losses.state_dict(),
             "tokens": outputs.tokens.state_dict(),
@@ -271,15 +277,8 @@ class Numbers:
     def _load(self, state: Mapping[str, Any]) -> None:
         outputs = self.tiers.outputs
         self._bounds.load_state_dict(state["bounds"])
-        self._bounds.pretrained = bool(state["pretrained"])
         self._ranks.load_state_dict(state["ranks"])
         self._decoder.losses.load_state_dict(state["losses"])
         outputs.tokens.load_state_dict(state["tokens"])
         outputs.entropy.load_state_dict(state["entropy"])
         self.tiers.noise.scale.load_state_dict(state["noise"])
-
-
-def _extremes(reading: Reading) -> dict[str, str]:
-    """The layer that the largest drift is of."""
-    drifts = reading.layers.get("health/weight_drift")
-    return {"health/weight_drift_max": max(drifts, key=drifts.__getitem__)} if drifts else {}

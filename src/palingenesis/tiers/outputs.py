@@ -6,7 +6,7 @@ process is alone, and where ranks meet at the steps at which they do.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ from palingenesis.signals.values import Values
 # ``sequences`` are of the step. ``print`` tells ranks with the same data from one another.
 _COUNTED, _TOKENS, _SEEN, _ENTROPY, _STEP_TOKENS, _SEQUENCES, _PRINT = 0, 1, 5, 6, 9, 10, 11
 WIDTH = 12
+
+# What a micro-batch's mean loss counts for in the step's: a number, or its share of the tokens.
+Weight = float | Literal["tokens"]
+UNTOLD, BY_TOKENS = -1.0, -2.0
 
 # Odd, so that no label's change is lost; large, so that sums of different labels differ.
 _FACTOR, _MODULUS = 0x9E3779B1, (1 << 31) - 1
@@ -49,7 +53,7 @@ class Outputs:
     def __init__(self, config: MonitorConfig, *, ranks: int) -> None:
         self._config, self._ranks = config, ranks
         self.tokens, self.entropy = Tokens(), Entropy(config.entropy_positions)
-        self._weights: list[float | None] = []
+        self._weights: list[Weight | None] = []
         self._print: torch.Tensor | None = None
         self._rows: list[Row] = []
 
@@ -62,7 +66,7 @@ class Outputs:
         attention_mask: torch.Tensor | None,
         *,
         shifted: bool,
-        weight: float | None,
+        weight: Weight | None,
     ) -> None:
         """Count one micro-batch; see ``Monitor.batch``."""
         self.tokens.batch(labels, attention_mask, shifted=shifted)
@@ -75,10 +79,13 @@ class Outputs:
             self._print = found if before is None else before.to(found.device) * 31 % _MODULUS + found
 
     @property
-    def weights(self) -> list[float] | None:
-        """What each micro-batch of the step counts for, where the loop says so."""
-        known = [weight for weight in self._weights if weight is not None]
-        return known if known and len(known) == len(self._weights) else None
+    def weights(self) -> list[float]:
+        """What each micro-batch of the step counts for: ``UNTOLD`` where the loop does not say, and
+        ``BY_TOKENS`` where it is the share of the tokens."""
+        return [
+            UNTOLD if weight is None else BY_TOKENS if weight == "tokens" else float(weight)
+            for weight in self._weights
+        ]
 
     def end_step(self, step: int, *, logged: bool, needed: bool) -> None:
         """Make the step's row if it is due, and begin the next step.

@@ -58,8 +58,8 @@ class Schedule:
         return due or self.watches_update(step - 1)
 
     def missed_third_tier(self, step: int) -> bool:
-        """Whether a run that ends after ``step``, unannounced, has looked at the weights but at its start."""
-        if self.first is None or self._max_steps is not None or step == self.first:
+        """Whether a run that ends after ``step`` has looked at the weights at its start only."""
+        if self.first is None or step in (self.first, self.at_end):
             return False
         every = self._config.tier3_every
         return step // every == (self.first - 1) // every

@@ -161,8 +161,8 @@ class WeightTier:
         """Whether a layer's stable rank counts: not those of embeddings and output heads."""
         return layer not in self._outside and not OUTSIDE.search(layer)
 
-    def has_learned(self, ranks: Mapping[str, float]) -> bool:
-        """Whether the model knew something before: it was loaded, or its matrices are not random any more.
+    def fresh(self, ranks: Mapping[str, float]) -> frozenset[str]:
+        """Layers that start at random weights: their stable ranks are those of random matrices.
 
         Of independent elements σ_max is about √m + √n standard deviations (Bai and Yin 1988), and the stable
         rank mn/(√m + √n)²; whatever a matrix has learned adds large singular values and takes from that.
@@ -170,15 +170,23 @@ class WeightTier:
         Args:
             ranks: stable ranks by layer, from before training.
         """
-        # How transformers marks what `from_pretrained` returns.
-        if getattr(getattr(peel(self._model), "config", None), "_name_or_path", ""):
-            return True
-        shares = []
+        shares: dict[str, float] = {}
         for matrix in matrices(self._own, self._model):
             m, n = matrix.sides()
-            if matrix.unit.layer in ranks and self.is_key(matrix.unit.layer):
-                shares.append(ranks[matrix.unit.layer] * (math.sqrt(m) + math.sqrt(n)) ** 2 / (m * n))
-        return bool(shares) and float(np.median(shares)) < RANDOM
+            layer = matrix.unit.layer
+            if layer in ranks:
+                share = ranks[layer] * (math.sqrt(m) + math.sqrt(n)) ** 2 / (m * n)
+                shares[layer] = max(share, shares.get(layer, 0.0))
+        if shares:
+            most = float(np.median(list(shares.values()))) >= RANDOM
+        else:  # how transformers marks what `from_pretrained` returns
+            most = not getattr(getattr(peel(self._model), "config", None), "_name_or_path", "")
+        # Of a layer without a matrix nothing is known: a small head is most likely new, others are as most.
+        return frozenset(
+            layer
+            for layer in self._own.names
+            if (shares[layer] >= RANDOM if layer in shares else most or not self.is_key(layer))
+        )
 
     def decode(self, arrays: Mapping[str, Floats]) -> list[Values]:
         """What a look at the weights found."""

@@ -8,6 +8,7 @@ of where it started. One that started at exactly 0 or infinity cannot get worse,
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ from palingenesis.watch.limits import Bound, Line, bounds
 
 # Where more numbers than this cross (or are back within) one bound at one step, one event tells of all.
 MOST_EVENTS = 5
+
+# What a layer that started at random weights does is ordinary if it has gone at most so many times as far as
+# the median of all such layers, of which there must be a few.
+APART, FEW = 5.0, 3
 
 
 class _Seen(NamedTuple):
@@ -35,14 +40,18 @@ class BoundsWatch:
 
     Args:
         config: the bounds.
-        pretrained: the model knew something before. It may be set later, when that is known. Where training
-            starts from random weights, what it does to them as a matter of course is warned of all the same,
-            but marked as ``ordinary``, and no finding about the run.
+
+    What training does to random weights as a matter of course is warned of once, marked as ``ordinary``, and
+    is no finding about the run.
     """
 
-    def __init__(self, config: MonitorConfig, pretrained: bool) -> None:
+    def __init__(self, config: MonitorConfig) -> None:
         self._worse = config.warning_margin
-        self.pretrained = pretrained
+        # Layers that started at random weights; known after the first look.
+        self.fresh: frozenset[str] = frozenset()
+        # Numbers that are beyond their bounds as a matter of course, and bounds of which that was told.
+        self._ordinary: set[str] = set()
+        self._told: set[str] = set()
         self._bounds = {bound.name: bound for bound in bounds(config)}
         self._by_metric = {bound.metric: bound for bound in self._bounds.values()}
         self._prefixes = [bound for bound in self._bounds.values() if bound.metric.endswith("/")]
@@ -56,8 +65,8 @@ class BoundsWatch:
 
     @property
     def active(self) -> int:
-        """How many numbers are beyond their bounds now."""
-        return len(self._active)
+        """How many numbers are beyond their bounds now, but for those for which that is ordinary."""
+        return len(self._active.keys() - self._ordinary)
 
     def _bound(self, metric: str) -> Bound | None:
         named = self._by_metric.get(metric)
@@ -72,7 +81,6 @@ class BoundsWatch:
         step: int,
         values: Mapping[str, float],
         errors: Mapping[str, float] | None = None,
-        where: Mapping[str, str] | None = None,
     ) -> list[Event]:
         """Judge the numbers of one step.
 
@@ -81,7 +89,6 @@ class BoundsWatch:
             values: by full metric name (``health/stable_rank/<layer>``); what has no bound is passed over,
                 and so is NaN, which is another watch's.
             errors: standard errors, by the same names; a number without one is taken for exact.
-            where: of numbers over all layers, the layer that made it what it is, where that is known.
         """
         readings: dict[str, dict[str, float]] = {}
         for metric, value in values.items():
@@ -90,7 +97,7 @@ class BoundsWatch:
                 readings.setdefault(bound.name, {})[metric] = float(value)
         events: list[Event] = []
         for name, found in readings.items():
-            events += self._check(step, self._bounds[name], found, errors or {}, where or {})
+            events += self._check(step, self._bounds[name], found, errors or {})
         return events
 
     def _check(
@@ -99,13 +106,14 @@ class BoundsWatch:
         bound: Bound,
         found: Mapping[str, float],
         errors: Mapping[str, float],
-        where: Mapping[str, str],
     ) -> list[Event]:
         trained = bound.name in self._trained
         self._trained.discard(bound.name)
         at_start: list[_Seen] = []
         crossed: list[_Seen] = []
         cleared: list[_Seen] = []
+        usual: list[_Seen] = []
+        middle = self._middle(bound, found)
         for metric, value in found.items():
             new = metric not in self._starts
             if new:
@@ -114,24 +122,43 @@ class BoundsWatch:
             error = math.inf if math.isnan(error) else error  # it tells nothing then
             line = bound.line(start, self._worse, self._over.get(metric, 0))
             since = self._active.get(metric)
-            layer = bound.layer(metric) or where.get(metric)
+            layer = bound.layer(metric)
             seen = _Seen(metric, layer, value, line, start, step if since is None else since)
-            if since is not None:
-                if bound.back(value, line, error):
-                    del self._active[metric]
-                    self._over[metric] = self._over.get(metric, 0) + 1
+            ordinary = layer in self.fresh and bound.change(value, start) <= APART * middle
+            if since is not None and bound.back(value, line, error):
+                del self._active[metric]
+                self._over[metric] = self._over.get(metric, 0) + 1
+                if metric not in self._ordinary:
                     cleared.append(seen)
+                self._ordinary.discard(metric)
+            elif since is not None:
+                if metric in self._ordinary and not ordinary:
+                    self._ordinary.discard(metric)
+                    crossed.append(seen)
             elif bound.beyond(value, line.limit, error):
                 self._active[metric] = step
-                crossed.append(seen)
+                if ordinary:
+                    self._ordinary.add(metric)
+                (usual if ordinary else crossed).append(seen)
             elif new and start is not None and bound.beyond(start, bound.limit):
                 at_start.append(seen)
         events = [_at_start(step, bound, _worst_first(bound, at_start), self._worse)] if at_start else []
-        ordinary = bound.of_learned and not self.pretrained
-        events += [
-            _crossed(step, bound, told, self._worse, ordinary) for told in _told(bound, crossed, ordinary)
+        events += [_crossed(step, bound, told, self._worse) for told in _told(bound, crossed)]
+        if usual and bound.name not in self._told:
+            self._told.add(bound.name)
+            events.append(_ordinary(step, bound, _worst_first(bound, usual), self._worse))
+        return events + [_cleared(step, bound, told) for told in _told(bound, cleared)]
+
+    def _middle(self, bound: Bound, found: Mapping[str, float]) -> float:
+        """Median change of a number over the layers that started at random weights; 0 where they are few."""
+        if not bound.of_learned:
+            return 0.0
+        changes = [
+            bound.change(value, self._starts.get(metric, value))
+            for metric, value in found.items()
+            if bound.layer(metric) in self.fresh
         ]
-        return events + [_cleared(step, bound, told) for told in _told(bound, cleared, ordinary)]
+        return statistics.median(changes) if len(changes) >= FEW else 0.0
 
     # -- going on after a resume -------------------------------------------------------------------------
 
@@ -149,6 +176,7 @@ class BoundsWatch:
         starts: dict[str, float | None] = {m: v for m, v in first.items() if not math.isnan(v)}
         active: dict[str, int] = {}
         over: dict[str, int] = {}
+        ordinary: set[str] = set()
         for event in events:
             if event.superseded or not event.event.startswith("bound_"):
                 continue
@@ -157,6 +185,9 @@ class BoundsWatch:
                 starts |= {metric: float(event.values[metric]) for metric in told}
             elif event.event == "bound_crossed":
                 active |= dict.fromkeys(told, event.step)
+                ordinary = ordinary | set(told) if event.ordinary else ordinary - set(told)
+                if event.ordinary:
+                    self._told.add(event.diagnosis)
                 if len(told) == 1 or event.baseline is None:
                     starts |= dict.fromkeys(told, event.baseline)
             elif event.event == "bound_cleared":
@@ -169,6 +200,7 @@ class BoundsWatch:
                 self._starts[metric] = value if bound.start is None else bound.start
         self._active = {metric: since for metric, since in active.items() if self._bound(metric) is not None}
         self._over = {metric: count for metric, count in over.items() if self._bound(metric) is not None}
+        self._ordinary = ordinary & self._active.keys()
         self._trained = set(self._bounds)
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,6 +209,9 @@ class BoundsWatch:
             "active": dict(self._active),
             "over": dict(self._over),
             "trained": sorted(self._trained),
+            "ordinary": sorted(self._ordinary),
+            "told": sorted(self._told),
+            "fresh": sorted(self.fresh),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -188,11 +223,12 @@ class BoundsWatch:
         starts = {metric: _start(value) for metric, value in self._known(state["starts"]).items()}
         active = {metric: _count(value) for metric, value in self._known(state["active"]).items()}
         over = {metric: _count(value) for metric, value in self._known(state["over"]).items()}
-        trained = state["trained"]
-        if not isinstance(trained, list) or not all(isinstance(name, str) for name in trained):
-            raise TypeError(f"a list of names of bounds was expected, not {trained!r}")
+        trained, ordinary, told, fresh = (
+            _names(state[name]) for name in ("trained", "ordinary", "told", "fresh")
+        )
         self._starts, self._active, self._over = starts, active, over
-        self._trained = set(trained) & set(self._bounds)
+        self._trained, self._told = trained & set(self._bounds), told
+        self._ordinary, self.fresh = ordinary & active.keys(), frozenset(fresh)
 
     def _known(self, table: Any) -> dict[str, Any]:
         if not isinstance(table, Mapping):
@@ -206,6 +242,12 @@ class BoundsWatch:
 def metrics_of(event: Event) -> list[str]:
     """The numbers that a ``bound_…`` event is about."""
     return [str(metric) for metric in event.values or ([event.metric] if event.metric else [])]
+
+
+def _names(value: Any) -> set[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"a list of names was expected, not {value!r}")
+    return set(value)
 
 
 def _start(value: Any) -> float | None:
@@ -233,11 +275,10 @@ def _worst_first(bound: Bound, seen: list[_Seen]) -> list[_Seen]:
     return sorted(seen, key=lambda one: one.value if bound.low else -one.value)
 
 
-def _told(bound: Bound, seen: list[_Seen], ordinary: bool) -> list[list[_Seen]]:
-    """What each event tells of: one number, or all of them where they are many or ordinary."""
+def _told(bound: Bound, seen: list[_Seen]) -> list[list[_Seen]]:
+    """What each event tells of: one number, or all of them where they are many."""
     ordered = _worst_first(bound, seen)
-    together = len(ordered) > (1 if ordinary else MOST_EVENTS)
-    return [ordered] if together else [[one] for one in ordered]
+    return [ordered] if len(ordered) > MOST_EVENTS else [[one] for one in ordered]
 
 
 def _fields(bound: Bound, told: list[_Seen], limit: float) -> dict[str, Any]:
@@ -261,7 +302,18 @@ def _at_start(step: int, bound: Bound, told: list[_Seen], worse: float) -> Event
     return Event("bound_at_start", step, "info", text, fields)
 
 
-def _crossed(step: int, bound: Bound, told: list[_Seen], worse: float, ordinary: bool) -> Event:
+def _crossed(step: int, bound: Bound, told: list[_Seen], worse: float) -> Event:
+    text, fields = _crossing(bound, told, worse)
+    return Event("bound_crossed", step, "warning", f"{text}; {bound.advice}", fields)
+
+
+def _ordinary(step: int, bound: Bound, told: list[_Seen], worse: float) -> Event:
+    text, fields = _crossing(bound, told, worse)
+    why = "ordinary for layers that started at random weights: not counted, and not told again"
+    return Event("bound_crossed", step, "warning", f"{text}; {why}", {**fields, "ordinary": True})
+
+
+def _crossing(bound: Bound, told: list[_Seen], worse: float) -> tuple[str, dict[str, Any]]:
     worst = told[0]
     text = _against(bound, worst, worst.line.limit)
     if worst.start is not None and bound.start is None:
@@ -270,9 +322,7 @@ def _crossed(step: int, bound: Bound, told: list[_Seen], worse: float, ordinary:
         else:
             text += f", from {_number(worst.start)} at the start"
     more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    advice = "ordinary where training starts from random weights (pretrained=)" if ordinary else bound.advice
-    fields = _fields(bound, told, worst.line.limit) | {"ordinary": ordinary}
-    return Event("bound_crossed", step, "warning", f"{text}{more}; {advice}", fields)
+    return f"{text}{more}", _fields(bound, told, worst.line.limit)
 
 
 def _cleared(step: int, bound: Bound, told: list[_Seen]) -> Event:

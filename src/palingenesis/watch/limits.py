@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,8 +41,8 @@ class Bound:
         what: what messages call the number.
         unit: what they put after it.
         advice: what to do.
-        of_learned: crossing it means the loss of what the model knew; where it knew nothing, training from
-            random weights crosses it as a matter of course.
+        of_learned: crossing it means that what a layer knew is lost; one that starts at random weights
+            crosses it as a matter of course.
         start: what the number is before training by its definition; ``None`` where the first reading tells.
     """
 
@@ -82,6 +83,14 @@ class Bound:
         # Where it started is good enough, however small the margins are.
         return Line(limit, min(back, start) if self.low else max(back, start))
 
+    def change(self, value: float, start: float | None) -> float:
+        """How far a number has gone the bad way since training began."""
+        if self.start is not None or start is None:
+            return value if not self.low else math.inf
+        if self.low:
+            return start / value if value else math.inf
+        return value / start if start else math.inf
+
     def layer(self, metric: str) -> str | None:
         """The layer that a metric is of, if it is one a layer."""
         return metric.removeprefix(self.metric) if self.metric.endswith("/") else None
@@ -111,7 +120,7 @@ def bounds(config: MonitorConfig) -> tuple[Bound, ...]:
         ),
         Bound(
             name="weight_drift",
-            metric="health/weight_drift_max",
+            metric="health/weight_drift/",
             limit=config.drift_ceiling,
             low=False,
             what="weight drift",
