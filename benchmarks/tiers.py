@@ -1,10 +1,10 @@
 """What the signals of tiers 2 and 3 cost on a Llama-style model of about 30 M parameters, family by family.
 
-    python benchmarks/tiers.py [--rounds 10] [--looks 4] [--steps 100] [--lr 3e-4] [--json FILE]
+    python benchmarks/tiers.py [--rounds 10] [--looks 3] [--steps 100] [--lr 3e-4] [--json FILE]
 
 The model is trained first, and its weights are kept at every look: ``--steps`` AdamW steps lie between two.
 Then they are looked at again and again, in ``--rounds``, as the monitor would: what one family has found is
-handed on to the next, and the spectrum is warm but at the first look. One thread. Of each look the shortest
+handed on to the next, and the spectrum is warm. One thread. Of each look the shortest
 time over rounds counts, which other work on the machine disturbs least; figures are medians over looks. The
 unit is one bare pass of ``torch._foreach_norm``: over the gradients for tier 2, over the weights for tier 3.
 The faster the weights move, the more the spectrum costs.
@@ -144,19 +144,20 @@ def measure(
     print(describe(model), flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     text = Text(model.config.vocab_size, device)
-    # Without that at random weights: where matrices have no leading direction yet, none is found again.
-    kept = list(trained(model, optimizer, text, looks + 2, steps))[1:]
+    # Looks at weights near those at random are not counted: until its leading direction lasts from one look
+    # to the next, a matrix costs more.
+    kept = list(trained(model, optimizer, text, looks + 3, steps))[2:]
     taken: list[list[dict[str, float]]] = []
     for _ in range(rounds):
         families = Families(model, optimizer)
         taken.append([])
-        for weights in kept:
+        for weights in [kept[0], *kept]:
             with torch.no_grad():
                 torch._foreach_copy_(families.parameters, weights)
             optimizer.zero_grad()
             model(**text.batch(TOKENS)).loss.backward()
             taken[-1].append(families.look())
-    figures = figures_of([looks[1:] for looks in taken], families)
+    figures = figures_of([looks[2:] for looks in taken], families)
     figures["spectrum_first_look_passes"] = min(looks[0]["spectrum"] / looks[0]["weights"] for looks in taken)
     figures["weights_moved_between_looks_pct"] = moved(kept)
     return figures
@@ -165,7 +166,7 @@ def measure(
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=10)
-    options.add_argument("--looks", type=int, default=4, help="that are counted, in a round")
+    options.add_argument("--looks", type=int, default=3, help="that are counted, in a round")
     options.add_argument("--steps", type=int, default=100, help="between two looks")
     options.add_argument("--lr", type=float, default=3e-4, help="of these steps")
     given = options.parse_args()

@@ -114,7 +114,8 @@ class MonitorConfig(BaseModel):
     )
     pretrained: bool | None = Field(
         None,
-        description="Whether the model knew something before, so that drift is a warning; None to find out.",
+        description="Whether the layers knew something before, so that drift and a fall of stable rank are "
+        "findings; None to find out of each by its matrix.",
     )
 
     stable_rank_floor: float = Field(

@@ -57,7 +57,7 @@ class Monitor:
         overwrite: replace the record in ``out``.
         on_event, on_reading: called with every :class:`~palingenesis.Event` and every
             :class:`~palingenesis.Reading` (of several ranks, on rank 0). What they raise is logged, not
-            passed on.
+            passed on, and they are not called again.
         gradients: ``"raw"`` if they are known to be unclipped at :meth:`step`, ``"clipped"`` if they are
             clipped, ``"released"`` if they are freed inside ``backward``, ``"unknown"`` to find out.
         start_step: the step that training goes on from; by default the last one recorded when resuming,

@@ -377,11 +377,13 @@ def test_a_layer_that_had_learned_is_told_beside_ones_that_had_not() -> None:
     assert [(event.layer, bool(event.ordinary)) for event in told] == [("e", False), ("a", True)]
 
 
-def test_of_few_layers_nothing_is_ordinary() -> None:
+@pytest.mark.parametrize(("other", "ordinary"), [(0.2, True), (0.01, False), (None, True)])
+def test_a_random_layer_against_the_only_other_one_or_none(other: float | None, ordinary: bool) -> None:
     watch = BoundsWatch(CONFIG)
     watch.fresh = frozenset("ab")
-    told = watch.check(1, of("health/weight_drift", a=0.6, b=0.6))
-    assert [bool(event.ordinary) for event in told] == [False, False]
+    others = {} if other is None else of("health/weight_drift", b=other)
+    (event,) = watch.check(1, of("health/weight_drift", a=0.6) | others)
+    assert bool(event.ordinary) is ordinary
 
 
 def test_what_is_ordinary_stays_so_after_a_resume() -> None:

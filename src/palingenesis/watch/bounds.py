@@ -20,8 +20,8 @@ from palingenesis.watch.limits import Bound, Line, bounds
 MOST_EVENTS = 5
 
 # What a layer that started at random weights does is ordinary if it has gone at most so many times as far as
-# the median of all such layers, of which there must be a few.
-APART, FEW = 5.0, 3
+# the median of the other such layers.
+APART = 5.0
 
 
 class _Seen(NamedTuple):
@@ -113,7 +113,6 @@ class BoundsWatch:
         crossed: list[_Seen] = []
         cleared: list[_Seen] = []
         usual: list[_Seen] = []
-        middle = self._middle(bound, found)
         for metric, value in found.items():
             new = metric not in self._starts
             if new:
@@ -124,7 +123,8 @@ class BoundsWatch:
             since = self._active.get(metric)
             layer = bound.layer(metric)
             seen = _Seen(metric, layer, value, line, start, step if since is None else since)
-            ordinary = layer in self.fresh and bound.change(value, start) <= APART * middle
+            beyond = bound.beyond(value, line.limit, error)
+            ordinary = (beyond or metric in self._ordinary) and self._is_ordinary(bound, metric, found)
             if since is not None and bound.back(value, line, error):
                 del self._active[metric]
                 self._over[metric] = self._over.get(metric, 0) + 1
@@ -135,7 +135,7 @@ class BoundsWatch:
                 if metric in self._ordinary and not ordinary:
                     self._ordinary.discard(metric)
                     crossed.append(seen)
-            elif bound.beyond(value, line.limit, error):
+            elif beyond:
                 self._active[metric] = step
                 if ordinary:
                     self._ordinary.add(metric)
@@ -149,16 +149,17 @@ class BoundsWatch:
             events.append(_ordinary(step, bound, _worst_first(bound, usual), self._worse))
         return events + [_cleared(step, bound, told) for told in _told(bound, cleared)]
 
-    def _middle(self, bound: Bound, found: Mapping[str, float]) -> float:
-        """Median change of a number over the layers that started at random weights; 0 where they are few."""
-        if not bound.of_learned:
-            return 0.0
-        changes = [
-            bound.change(value, self._starts.get(metric, value))
-            for metric, value in found.items()
-            if bound.layer(metric) in self.fresh
+    def _is_ordinary(self, bound: Bound, metric: str, found: Mapping[str, float]) -> bool:
+        """Whether a layer started at random weights and has not gone much further than its likes have."""
+        if not bound.of_learned or bound.layer(metric) not in self.fresh:
+            return False
+        others = [
+            bound.change(value, self._starts.get(other, value))
+            for other, value in found.items()
+            if other != metric and bound.layer(other) in self.fresh
         ]
-        return statistics.median(changes) if len(changes) >= FEW else 0.0
+        own = bound.change(found[metric], self._starts[metric])
+        return not others or own <= APART * statistics.median(others)
 
     # -- going on after a resume -------------------------------------------------------------------------
 
