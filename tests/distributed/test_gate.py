@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.distributed.gate_cases import PATIENCE_S
 from tests.distributed.launch import marks
 from tests.distributed.launch import seen as seen_in
-from tests.distributed.sharding_cases import PATIENCE_S
 
 from palingenesis.signals.gate import MISSES
 

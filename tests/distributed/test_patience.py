@@ -68,10 +68,11 @@ def test_training_is_the_same_to_the_bit_on_both_ranks(case: str) -> None:
 @pytest.mark.parametrize("case", ALL)
 def test_nobody_waits_for_long(case: str) -> None:
     """Replicas for nobody; shards at each of the gates for as often as it takes to shut it."""
-    limit = 2.0 if case.startswith("ddp") else 3.0 + GATES * MISSES * PATIENCE_S
+    # Far above what a busy machine takes for 20 steps, far below what a collective waits.
+    limit = 20.0 if case.startswith("ddp") else 20.0 + GATES * MISSES * PATIENCE_S
     for one in seen(case):
         assert one["trained"] < limit
-        assert one["took"] - one["trained"] < 2.0
+        assert one["took"] - one["trained"] < 20.0
 
 
 @pytest.mark.parametrize("case", TO_THE_END)

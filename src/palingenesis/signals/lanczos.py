@@ -29,7 +29,7 @@ ALONE, STAYS, IN_CACHE, FEW = 1 << 14, 1 << 21, 1 << 18, 3
 # Norms of a matrix with which squares of its products stay in the range of fp32 without being divided.
 IN_RANGE = (1e-3, 1e6)
 
-AGREE = 0.5  # cosine of two directions that count as one
+AGREE = 0.2  # cosine of two directions that have more in common than chance
 SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 
 
@@ -197,7 +197,7 @@ def direction(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def agree(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two directions ``[d]`` of length 1, read on the host, count as one."""
+    """Whether two directions ``[d]`` of length 1, read on the host, are still much the same."""
     if one is None or other is None or one.shape != other.shape:
         return False
     return float((one.float() @ other.float()).abs()) >= AGREE
