@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "palingenesis"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-TORCH_FREE = ("watch", "record", "report", "findings", "runlogs")
+TORCH_FREE = ("watch", "record", "report", "findings", "runlogs", "trackers")
 LONGEST_FILE = 400
 
 PUBLIC = ["Event", "Monitor", "MonitorConfig", "PalingenesisError", "__version__", "load_run"]

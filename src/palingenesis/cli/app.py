@@ -6,6 +6,7 @@ import typer
 
 from palingenesis.cli.demo import demo
 from palingenesis.cli.report import report
+from palingenesis.cli.sync import sync
 from palingenesis.cli.verify import verify
 from palingenesis.cli.version import version
 
@@ -26,5 +27,5 @@ app = typer.Typer(
     context_settings={"token_normalize_func": _same_with_underscores, "help_option_names": ["-h", "--help"]},
 )
 
-for _command in (report, verify, demo, version):
+for _command in (report, verify, sync, demo, version):
     app.command()(_command)
