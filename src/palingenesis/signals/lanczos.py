@@ -2,7 +2,8 @@
 
 ``spectrum.py`` makes its iterations in batches, which is what an accelerator wants. On a processor a matrix
 that is worked on alone stays in the cache from the second product on, each of which then costs a third; and
-the residual can be looked at after every step, so that none is made in vain.
+the residual can be looked at after every step, so that none is made in vain. That is how large matrices go
+on once their leading direction lasts from one call to the next.
 """
 
 from __future__ import annotations
