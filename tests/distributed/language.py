@@ -193,7 +193,7 @@ class Loop:
         for at in range(self.micro):
             part = own.part(at, self.micro)
             if mon is not None:
-                mon.batch(part.labels, part.mask)
+                mon.batch(part.labels, part.mask, weight="tokens")
             with self._accumulating(last=at == self.micro - 1):
                 logits = self.model(part.ids)
                 loss = objective(logits, part)
