@@ -2,14 +2,13 @@
 
 ``spectrum.py`` makes its iterations in batches, which is what an accelerator wants. On a processor a matrix
 that is worked on alone stays in the cache from the second product on, each of which then costs a third; and
-the residual can be looked at after every step, so that none is made in vain. That is how large matrices go
-on once their leading direction lasts from one call to the next.
+the residual can be looked at after every step, so that none is made in vain.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,17 +29,19 @@ ALONE, STAYS, IN_CACHE, FEW = 1 << 14, 1 << 21, 1 << 18, 3
 # Norms of a matrix with which squares of its products stay in the range of fp32 without being divided.
 IN_RANGE = (1e-3, 1e6)
 
-AGREE = 0.2  # cosine of two directions that have more in common than chance
+MORE = 4  # steps from a random start, beyond those from a known one
+AGREE = 0.5  # cosine of two directions that count as one
 SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 
 
 class Leading(NamedTuple):
     """Largest Ritz value and its residual norm; the operator's product with its vector, ``[d]``, which is
-    closer to the eigenvector than that is itself."""
+    closer to the eigenvector than that is itself; and after how many steps."""
 
     value: float
     residual: float
     product: torch.Tensor
+    steps: int
 
 
 def lanczos(
@@ -50,6 +51,7 @@ def lanczos(
     least: int,
     most: int,
     aim: float,
+    beat: float = 0.0,
 ) -> Leading:
     """The leading eigenvalue of a positive semi-definite operator, on the CPU.
 
@@ -62,6 +64,7 @@ def lanczos(
         least: steps before the residual is looked at.
         most: steps at most.
         aim: residual relative to the value at which to stop.
+        beat: a value below it is given up at the first look.
     """
     most = min(most, start.numel())
     basis = start.new_empty(min(most, least + _ROOM), start.numel())
@@ -88,12 +91,12 @@ def lanczos(
         if last or steps >= look:
             value, vector = _leading(parts)
             residual = left * abs(vector[-1])
-            if last or residual <= aim * value:
+            if last or residual <= aim * value or value < beat:
                 inside = torch.tensor([value * part for part in vector], dtype=row.dtype, device=row.device)
-                return Leading(value, residual, row.mul_(vector[-1]).addmv_(across, inside))
+                return Leading(value, residual, row.mul_(vector[-1]).addmv_(across, inside), steps)
             # A step mostly halves it, and costs some looks.
             look = steps + (2 if residual > 4 * aim * value else 1)
-    return Leading(math.nan, math.nan, row)
+    return Leading(math.nan, math.nan, row, len(parts))
 
 
 def _leading(parts: list[list[float]]) -> tuple[float, list[float]]:
@@ -116,7 +119,7 @@ def by_itself(
     gram: Callable[..., torch.Tensor],
     matrix: torch.Tensor,
     norm: float,
-    start: torch.Tensor,
+    starts: Sequence[torch.Tensor],
     *,
     least: int,
     most: int,
@@ -128,22 +131,27 @@ def by_itself(
         gram: ``spectrum.gram``.
         matrix: W, ``[m, d]``.
         norm: ‖W‖.
-        start, least, most, aim: as for ``lanczos``.
+        starts: where to begin. From another start than the first, what may have been overlooked is looked for
+            with some steps more.
+        least, most, aim: as for ``lanczos``.
     """
     norm = norm or 1.0
     # Where products stay in range anyway, the division is left to the end.
     scale = 1.0 if IN_RANGE[0] < norm < IN_RANGE[1] else norm
     if stays := matrix.numel() <= STAYS:
-        matrix = matrix.to(start.dtype)  # once, not at every step
+        matrix = matrix.to(starts[0].dtype)  # once, not at every step
         matrix.sum()  # see products
 
     def operator(row: torch.Tensor) -> torch.Tensor:
         return gram(matrix, row, scale, True) if stays else gram(matrix, row[None], scale)[0]
 
-    found = lanczos(operator, start, least=least, most=most, aim=aim)
+    found = lanczos(operator, starts[0], least=least, most=most, aim=aim)
+    for start in starts[1:]:
+        again = lanczos(operator, start, least=found.steps + MORE, most=most, aim=aim, beat=found.value)
+        found = found if again.value < found.value else again
     # A norm beyond the products' range would pass for a matrix of zeros.
-    square = (norm / scale) ** 2 if norm <= torch.finfo(start.dtype).max else math.nan
-    return Leading(found.value / square, found.residual / square, found.product)
+    square = (norm / scale) ** 2 if norm <= torch.finfo(starts[0].dtype).max else math.nan
+    return found._replace(value=found.value / square, residual=found.residual / square)
 
 
 def product(matrix: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
@@ -198,7 +206,7 @@ def direction(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def agree(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two directions ``[d]`` of length 1, read on the host, are still much the same."""
+    """Whether two directions ``[d]`` of length 1, read on the host, count as one."""
     if one is None or other is None or one.shape != other.shape:
         return False
     return float((one.float() @ other.float()).abs()) >= AGREE

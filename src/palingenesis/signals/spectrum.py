@@ -58,8 +58,6 @@ KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is w
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
 
 _SEED = 0x5EED
-
-
 _by_squaring = lanczos.by_squaring
 
 
@@ -135,13 +133,15 @@ def gram(
 
 
 class _Plan(NamedTuple):
-    """Whether to start from the last call's vector, from how many random ones, for how many steps, alone."""
+    """Whether to start from the last call's vector, and from how many random ones; for how many steps;
+    whether matrices are worked on alone, and then from each start by itself."""
 
     known: bool
     fresh: int
     steps: int
     search: bool = False
     alone: bool = False
+    apart: bool = False
 
 
 @dataclass(eq=False)
@@ -165,15 +165,16 @@ class _Progress:
         if look:
             self.square = float(norm.square().sum())
         shape = self.matrix.tall().shape
-        large = not self.matrix.stacked and shape.numel() >= lanczos.ALONE
-        # Where directions come and go, random ones that start by themselves are surer to find the first.
-        alone = look and large and self.lasting
-        self.before = self.vector if look and large else None
+        alone = look and not self.matrix.stacked and shape.numel() >= lanczos.ALONE
+        self.before = self.vector if alone else None
         if self.vector is None or self.vector.shape != (*shape[:-2], shape[-1]):
             return _Plan(known=False, fresh=2, steps=WARM if look else COLD)
+        still = look and self.settled and is_still(self.value, before, self.square)
+        if alone and not (self.lasting or still):  # a random direction by itself is surer to find a new one
+            return _Plan(known=True, fresh=1, steps=WARM, alone=True, apart=True)
         if shards.summed or (call + self.matrix.index) % SEARCH_EVERY == 0:
             return _Plan(known=True, fresh=1, steps=SEARCH, search=look, alone=alone)
-        if look and self.settled and is_still(self.value, before, self.square):
+        if still:
             return _Plan(known=True, fresh=0, steps=STILL, alone=alone)
         # Directions that start together, in one vector, are told apart by one step more.
         steps = WARM + 1 if alone else WARM if look or self.settled else COLD
@@ -183,8 +184,8 @@ class _Progress:
         """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
         matrix = self.matrix.tall()
         block = self.start(plan, matrix, generator, call)
-        start = lanczos.admixed(block, longer=plan.search) if len(block) == 2 else block[0]
-        found = lanczos.by_itself(gram, matrix, float(norm), start, least=plan.steps, most=MOST, aim=AIM)
+        starts = [lanczos.admixed(block, longer=plan.search)] if plan.fresh and not plan.apart else [*block]
+        found = lanczos.by_itself(gram, matrix, float(norm), starts, least=plan.steps, most=MOST, aim=AIM)
         self.keep(lanczos.direction(found.product), max(matrix.shape))
         value, residual = norm.new_tensor([found.value, found.residual]).unbind()
         return value, residual
@@ -346,8 +347,7 @@ class Spectrum:
             worst = shards.worst([found[one] for one in members])
             for one, (value, residual) in zip(members, worst, strict=True):
                 share = 1 / one.matrix.holders if self._layers.together else 1.0
-                values[one.matrix.index] = value if share == 1.0 else value * share
-                residuals[one.matrix.index] = residual if share == 1.0 else residual * share
+                values[one.matrix.index], residuals[one.matrix.index] = value * share, residual * share
         tensors = packed("spectrum/value", values, self._layers)
         return tensors | packed("spectrum/residual", residuals, self._layers)
 
@@ -394,7 +394,7 @@ class Spectrum:
             self._layers, values, residuals, own=own, refused=self._refused, tolerance=TOLERANCE
         )
         inside = [rank for layer, rank in ranks.items() if layer not in self._outside]
-        ends = {"min": float(np.min(inside)), "mean": float(np.mean(inside))} if inside else {}
-        scalars = {f"{NAME}_{end}": value for end, value in ends.items()}
+        ends = {"min": np.min(inside), "mean": np.mean(inside)} if inside else {}
+        scalars = {f"{NAME}_{end}": float(value) for end, value in ends.items()}
         unavailable = {f"{NAME}/{layer}": reason for layer, reason in missing.items()}
         return Values(scalars, {NAME: ranks} if ranks else {}, unavailable)
