@@ -30,7 +30,6 @@ from palingenesis.signals.spectrum import (
     AIM,
     COLD,
     MOST,
-    PIECE,
     SEARCH,
     SEARCH_EVERY,
     STILL,
@@ -41,6 +40,7 @@ from palingenesis.signals.spectrum import (
     leading,
 )
 from palingenesis.signals.values import Values
+from palingenesis.signals.vectors import PIECE
 from palingenesis.signals.weights import Floats, wide
 
 DRIFT, RANK, PRODUCT = "health/weight_drift", "health/stable_rank", "health/lora_stable_rank"

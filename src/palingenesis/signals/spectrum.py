@@ -10,12 +10,12 @@ iterates until that bounds the error of σ by 0.5%. Later calls start from the l
 mostly one step does. Another direction that takes the lead brings energy along, which shows in ‖W‖_F and
 starts a search from a random vector; one that takes it by little is found by a longer search, of which every
 matrix has its turn at each eighth call. On CUDA nothing is read: the steps are fixed, and where the residual
-turns out too large, the number is withheld and the next call goes on. On the CPU large matrices are worked on
-one after the other (``lanczos.py``), so that each stays in the cache.
+turns out too large, the number is withheld and the next call goes on.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +28,9 @@ from torch.nn import functional as F
 
 from palingenesis.errors import LayerError
 from palingenesis.layers import Layers
-from palingenesis.signals import lanczos
 from palingenesis.signals.gate import Gate
-from palingenesis.signals.stable_ranks import stable_ranks
 from palingenesis.signals.values import Values
+from palingenesis.signals.vectors import gram
 from palingenesis.signals.weights import (
     Floats,
     Matrix,
@@ -53,12 +52,13 @@ TOLERANCE, AIM = 0.01, 0.007
 # search; of two random ones where the residual cannot be looked at; and at most.
 STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
-PIECE = 1 << 22  # elements of half precision that are converted at once
+# What projection leaves of a vector below which it is rounding, and the space is exhausted.
+EXHAUSTED = 4e-6
+SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
 
 _SEED = 0x5EED
-_by_squaring = lanczos.by_squaring
 
 
 class Krylov:
@@ -70,7 +70,7 @@ class Krylov:
     """
 
     def __init__(self, block: torch.Tensor, *, narrow: bool = False) -> None:
-        self._basis = lanczos.orthonormal(block, block[..., :0, :])
+        self._basis = _orthonormal(block, block[..., :0, :])
         self._products = block[..., :0, :]
         self._rows, self._then = block.shape[-2], 1 if narrow else block.shape[-2]
 
@@ -78,7 +78,7 @@ class Krylov:
         """The rows ``[..., b, d]`` whose products with the operator are wanted."""
         if self._products.shape[-2]:
             self._rows = self._then
-            block = lanczos.orthonormal(self._products[..., -self._rows :, :], self._basis)
+            block = _orthonormal(self._products[..., -self._rows :, :], self._basis)
             self._basis = torch.cat([self._basis, block], dim=-2)
         return self._basis[..., -self._rows :, :]
 
@@ -97,6 +97,24 @@ class Krylov:
         return value, torch.linalg.vector_norm(errors, dim=-1), product
 
 
+def _orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    """Rows of ``block`` made orthonormal, to each other and to the basis; 0 where nothing is left of one."""
+    rows = block[..., :0, :]
+    for row in block.split(1, dim=-2):
+        least = EXHAUSTED * torch.linalg.vector_norm(row, dim=-1, keepdim=True)
+        against = torch.cat([basis, rows], dim=-2)
+        row = row - (row @ against.mT) @ against
+        row = row - (row @ against.mT) @ against  # what cancels in the first leaves rounding behind
+        rows = torch.cat([rows, _unit(row, least)], dim=-2)
+    return rows
+
+
+def _unit(row: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """A row of length 1; 0 if it is no longer than ``least``; NaN if it holds one."""
+    length = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
+    return torch.where(length <= least, 0.0, row / length)
+
+
 def leading(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest eigenvalue, ``[...]``, and its eigenvector, ``[..., k]``, of symmetric ``[..., k, k]`` ≥ 0.
 
@@ -109,39 +127,27 @@ def leading(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _by_squaring(matrix)
 
 
-def gram(
-    matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor | float, cached: bool = False
-) -> torch.Tensor:
-    """``rows · WᵀW / scale²``: ``[..., b, d]``, in the rows' dtype, a slice of W converted at a time.
-
-    Args:
-        matrix: W, ``[..., m, d]``.
-        rows: ``[..., b, d]``.
-        scale: ``[..., 1, 1]``; or a number.
-        cached: W is one matrix in the processor's cache, of the row's dtype; the row is ``[d]``.
-    """
-    if cached:
-        return lanczos.product(matrix, rows, float(scale))
-    length = max(1, PIECE // max(1, matrix.numel() // max(1, matrix.shape[-2])))
-    if lanczos.by_single_rows(matrix, rows):
-        return lanczos.products(matrix, rows, float(scale), length)
-    result = torch.zeros_like(rows)
-    for piece in matrix.split(length, dim=-2):
-        piece = piece.to(rows.dtype)
-        result += ((rows @ piece.mT) / scale) @ piece
-    return result / scale
+def _by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    tiny = torch.finfo(matrix.dtype).tiny
+    power = matrix
+    for _ in range(SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
+        power = power @ power
+    # Every column of the power is the eigenvector times its component: the largest has the least rounding.
+    column = torch.linalg.vector_norm(power, dim=-2).argmax(-1)
+    index = column[..., None, None].expand(*power.shape[:-1], 1)
+    vector = power.gather(-1, index).squeeze(-1)
+    vector = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp_min(tiny)
+    return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector
 
 
 class _Plan(NamedTuple):
-    """Whether to start from the last call's vector, and from how many random ones; for how many steps;
-    whether matrices are worked on alone, and then from each start by itself."""
+    """Whether to start from the last call's vector, from how many random ones, and for how many steps."""
 
     known: bool
     fresh: int
     steps: int
     search: bool = False
-    alone: bool = False
-    apart: bool = False
 
 
 @dataclass(eq=False)
@@ -151,9 +157,6 @@ class _Progress:
     matrix: Matrix
     vector: torch.Tensor | None = None
     settled: bool = False
-    # Where the call under way went on from; whether the last one found that again.
-    before: torch.Tensor | None = None
-    lasting: bool = False
     # Last 1/stable rank and squared norm; read on the CPU only.
     value: float = 0.0
     square: float = 0.0
@@ -165,52 +168,24 @@ class _Progress:
         if look:
             self.square = float(norm.square().sum())
         shape = self.matrix.tall().shape
-        alone = look and not self.matrix.stacked and shape.numel() >= lanczos.ALONE
-        self.before = self.vector if alone else None
         if self.vector is None or self.vector.shape != (*shape[:-2], shape[-1]):
             return _Plan(known=False, fresh=2, steps=WARM if look else COLD)
-        still = look and self.settled and is_still(self.value, before, self.square)
-        if alone and not (self.lasting or still):  # a random direction by itself is surer to find a new one
-            return _Plan(known=True, fresh=1, steps=WARM, alone=True, apart=True)
         if shards.summed or (call + self.matrix.index) % SEARCH_EVERY == 0:
-            return _Plan(known=True, fresh=1, steps=SEARCH, search=look, alone=alone)
-        if still:
-            return _Plan(known=True, fresh=0, steps=STILL, alone=alone)
-        # Directions that start together, in one vector, are told apart by one step more.
-        steps = WARM + 1 if alone else WARM if look or self.settled else COLD
-        return _Plan(known=True, fresh=1, steps=steps, alone=alone)
-
-    def alone(self, plan: _Plan, norm: torch.Tensor, generator: torch.Generator, call: int) -> Pair:
-        """Largest eigenvalue and residual, relative to the squared norm, when worked on alone."""
-        matrix = self.matrix.tall()
-        block = self.start(plan, matrix, generator, call)
-        starts = [lanczos.admixed(block, longer=plan.search)] if plan.fresh and not plan.apart else [*block]
-        found = lanczos.by_itself(gram, matrix, float(norm), starts, least=plan.steps, most=MOST, aim=AIM)
-        self.keep(lanczos.direction(found.product), max(matrix.shape))
-        value, residual = norm.new_tensor([found.value, found.residual]).unbind()
-        return value, residual
-
-    def compare(self) -> None:
-        """Note whether the call has found again what it went on from."""
-        self.lasting = lanczos.agree(self.before, self.vector)
-        self.before = None
-
-    def keep(self, direction: torch.Tensor, longer_side: int) -> None:
-        """Remember where to go on."""
-        self.vector = direction if longer_side >= KEPT_FROM else None
+            return _Plan(known=True, fresh=1, steps=SEARCH, search=look)
+        if look and self.settled and is_still(self.value, before, self.square):
+            return _Plan(known=True, fresh=0, steps=STILL)
+        return _Plan(known=True, fresh=1, steps=WARM if look or self.settled else COLD)
 
     def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
         """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        known = None
-        if self.vector is not None and plan.known:
-            known = self.vector.to(dtype, copy=True).to(like.device).unsqueeze(-2).nan_to_num_(0.0)
-            if not plan.fresh:
-                return known
         generator.manual_seed(zlib.crc32(f"{_SEED} {call} {self.matrix.unit.label}".encode()))
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         shape = (*like.shape[:-2], plan.fresh, like.shape[-1])
         block = torch.randn(shape, generator=generator, dtype=dtype, device=like.device)
-        return block if known is None else torch.cat([known, block], dim=-2)
+        if self.vector is None or not plan.known:
+            return block
+        known = self.vector.to(dtype, copy=True).to(like.device).nan_to_num_(0.0)  # a NaN is not to stay
+        return torch.cat([known.unsqueeze(-2), block], dim=-2)
 
 
 def is_still(value: float, before: float, square: float) -> bool:
@@ -244,12 +219,13 @@ class _Group:
 
     def end(self) -> None:
         """Find what is known so far, and remember where to go on."""
-        self._value, self._residual, products = self.space.ritz()
-        found = lanczos.direction(products)
+        self._value, self._residual, vectors = self.space.ritz()
+        lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        vectors = (vectors / lengths).to(torch.bfloat16)  # as a start that will do
         # Of a stack one tensor, of others each its own: a view would keep all of them alive.
-        each = [found] if self._members[0].matrix.stacked else [one.clone() for one in found.unbind(0)]
-        for one, own, matrix in zip(self._members, each, self._tall, strict=True):
-            one.keep(own, max(matrix.shape[-2:]))
+        each = [vectors] if self._members[0].matrix.stacked else [one.clone() for one in vectors.unbind(0)]
+        for one, kept, matrix in zip(self._members, each, self._tall, strict=True):
+            one.vector = kept if max(matrix.shape[-2:]) >= KEPT_FROM else None
 
     def settled(self) -> bool:
         """Whether no residual is too large; reads the device. A NaN will not get better."""
@@ -342,8 +318,6 @@ class Spectrum:
                     for a in range(0, len(chosen), IN_STEP):
                         some = [(members[i], scales[i]) for i in chosen[a : a + IN_STEP]]
                         found |= self._solve(plan, some, shards, generator)
-            for one in members:
-                one.compare()
             worst = shards.worst([found[one] for one in members])
             for one, (value, residual) in zip(members, worst, strict=True):
                 share = 1 / one.matrix.holders if self._layers.together else 1.0
@@ -359,8 +333,6 @@ class Spectrum:
         generator: torch.Generator,
     ) -> dict[_Progress, Pair]:
         """Largest eigenvalue and residual of each, relative to the squared norm."""
-        if plan.alone:
-            return {one: one.alone(plan, norm, generator, self._calls) for one, norm in members}
         groups = _grouped(members)
         for group in groups:
             group.begin(plan, generator, self._calls)
@@ -368,9 +340,9 @@ class Spectrum:
         steps, done = plan.steps, 0
         while True:
             for _ in range(steps):
-                summed = shards.sum([group.products() for group in groups])
-                for group, own in zip(groups, summed, strict=True):
-                    group.space.absorb(own)
+                products = shards.sum([group.products() for group in groups])
+                for group, product in zip(groups, products, strict=True):
+                    group.space.absorb(product)
             done += steps
             for group in groups:
                 group.end()
@@ -387,14 +359,33 @@ class Spectrum:
         """The layers' stable ranks. Where a residual is too large, the next call makes more steps."""
         values = unpacked("spectrum/value", arrays, self._layers)
         residuals = unpacked("spectrum/residual", arrays, self._layers)
+        ranks: dict[str, float] = {}
+        missing = dict(self._refused)
+        zero: set[str] = set()
         own = {one.matrix.index: one for one in self._matrices}
-        for i, one in own.items():
-            one.settled, one.value = bool(residuals[i] <= TOLERANCE * values[i]), float(values[i])
-        ranks, missing = stable_ranks(
-            self._layers, values, residuals, own=own, refused=self._refused, tolerance=TOLERANCE
-        )
+        for i, unit in enumerate(self._layers.units):
+            value, residual, one = float(values[i]), float(residuals[i]), own.get(i)
+            if one is None and value == 0:
+                continue  # no matrix
+            settled = residual <= TOLERANCE * value
+            if one is not None:
+                one.settled, one.value = settled, value
+            if not math.isfinite(value):
+                ranks[unit.layer] = math.nan
+            elif value == 0:
+                zero.add(unit.layer)
+            elif settled:
+                ranks[unit.layer] = float(np.minimum(ranks.get(unit.layer, math.inf), 1 / value))
+            else:
+                missing[unit.layer] = (
+                    f"σ is known to {50 * residual / value:.1f}% so far: more at the next call"
+                )
+        # Of a layer's matrices, one that is not known may be the smallest; one of zeros has no rank.
+        ranks = {layer: rank for layer, rank in ranks.items() if layer not in missing}
+        missing = {layer: "every element is zero" for layer in zero if layer not in ranks} | missing
         inside = [rank for layer, rank in ranks.items() if layer not in self._outside]
-        ends = {"min": np.min(inside), "mean": np.mean(inside)} if inside else {}
-        scalars = {f"{NAME}_{end}": float(value) for end, value in ends.items()}
+        ends = (
+            {f"{NAME}_min": float(np.min(inside)), f"{NAME}_mean": float(np.mean(inside))} if inside else {}
+        )
         unavailable = {f"{NAME}/{layer}": reason for layer, reason in missing.items()}
-        return Values(scalars, {NAME: ranks} if ranks else {}, unavailable)
+        return Values(ends, {NAME: ranks} if ranks else {}, unavailable)

@@ -1,4 +1,4 @@
-"""Numbers of many units in one vector on their device, made without waiting for it."""
+"""Numbers of many units in one vector, and products of vectors and matrices: nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 
 from palingenesis.layers import Layers
 from palingenesis.signals.sharding import meeting_device
+
+PIECE = 1 << 22  # elements of half precision that are converted at once
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -41,3 +43,19 @@ def spread(
         nothing = torch.zeros(len(layers.units), dtype=wide(meeting), device=meeting)
         vectors = [sum(vectors, nothing)]
     return {f"{name}/{number}": vector for number, vector in enumerate(vectors)} if layers.units else {}
+
+
+def gram(matrix: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """``rows · WᵀW / scale²``: ``[..., b, d]``, in the rows' dtype, a slice of W converted at a time.
+
+    Args:
+        matrix: W, ``[..., m, d]``.
+        rows: ``[..., b, d]``.
+        scale: ``[..., 1, 1]``.
+    """
+    length = max(1, PIECE // max(1, matrix.numel() // max(1, matrix.shape[-2])))
+    result = torch.zeros_like(rows)
+    for piece in matrix.split(length, dim=-2):
+        piece = piece.to(rows.dtype)
+        result += ((rows @ piece.mT) / scale) @ piece
+    return result / scale
