@@ -38,7 +38,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"scaler={given['scaler']!r:.60} is no torch.amp.GradScaler: pass that, or leave it out"
         )
-    for name, of in (("on_event", "event"), ("on_reading", "reading")):
+    for name, of in (("on_event", "event"), ("on_reading", "reading"), ("on_row", "row")):
         if given[name] is not None and not callable(given[name]):
             raise ConfigError(f"{name}={given[name]!r} cannot be called: pass a function of one {of}")
     if given["gradients"] not in GRADIENTS:

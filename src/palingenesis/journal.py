@@ -29,8 +29,8 @@ class Journal:
 
     Args:
         writer: the record, or ``None`` where there is none (other ranks, an unwritable folder).
-        on_event, on_reading: called with each event and each reading; what they raise becomes a
-            ``monitor_error``.
+        on_event, on_reading, on_row: called with each event, each reading and each row of metrics; what they
+            raise becomes a ``monitor_error``.
         quiet: log nothing (every rank but the first).
     """
 
@@ -40,12 +40,14 @@ class Journal:
         on_event: Callable[[Event], object] | None,
         on_reading: Callable[[Reading], object] | None,
         *,
+        on_row: Callable[[dict[str, Any]], object] | None = None,
         quiet: bool,
     ) -> None:
         self.writer, self._quiet = writer, quiet
         self._callbacks: dict[str, Callable[[Any], object] | None] = {
             "on_event": on_event,
             "on_reading": on_reading,
+            "on_row": on_row,
         }
         self.events: list[Event] = []
         self.counts = {
@@ -90,6 +92,21 @@ class Journal:
         """Hand readings to the caller's ``on_reading``."""
         for reading in readings:
             self._hand_on("on_reading", reading, reading.step)
+
+    @property
+    def rows_are_told(self) -> bool:
+        """Whether rows have a reader, who then tells of them."""
+        return self._callbacks["on_row"] is not None
+
+    def write_rows(self, rows: Sequence[dict[str, Any]], *, flush: bool) -> None:
+        """Write rows of metrics, and hand them on."""
+        if self.writer is not None:
+            for row in rows:
+                self.writer.metrics(row)
+            if flush:
+                self.writer.flush()
+        for row in rows:
+            self._hand_on("on_row", row, int(row["train/global_step"]))
 
     def note(self, **facts: Any) -> None:
         """Change what the record says of the run."""

@@ -56,6 +56,8 @@ class Judging:
         self._before: Run | None = None
         # Checks at which some layer was judged, and the step of the last check.
         self._judged = self._checked = 0
+        # The last step whose row the training loop has completed, if it does such a thing.
+        self._logged: int | None = None
 
     def _fresh_watchers(self) -> Watchers:
         return Watchers(self._inventory, self._config, raw=self._gradients == "raw")
@@ -79,7 +81,13 @@ class Judging:
             self._on_the_way.append(sent)
             self.arrive(step, wait=False)
         self._numbers.keep_start()
-        self._write_rows(self._numbers.known_until(self._checked))
+        self._write_rows()
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take in what the training loop says of a step; from then on rows wait for it, and for no check."""
+        self._numbers.rows.add_own(step, values)
+        self._logged = max(self._logged or 0, step)
+        self._write_rows(flush=True)
 
     def _follow(self, step: int, changed: Event) -> None:
         self.arrive(step, wait=True)
@@ -98,8 +106,9 @@ class Judging:
         self._journal.tell(events)
         if readings:
             self.newest = readings[-1]
-            for reading in readings:
-                self.console.tell(reading)
+            if not self._journal.rows_are_told:
+                for reading in readings:
+                    self.console.tell(reading)
             self._journal.hand_on(readings)
 
     def _check(self, interval: Interval, now: int) -> None:
@@ -109,7 +118,7 @@ class Judging:
         add_steps(self._numbers.rows, interval.times, losses)
         self._checked = interval.check.step
         if isinstance(reading, LayerError):
-            self._write_rows(self._numbers.known_until(self._checked))
+            self._write_rows()
             self._journal.tell(self.watchers.check_losses(self._checked, losses))
             raise reading
         counts = self._journal.counts
@@ -136,15 +145,18 @@ class Judging:
         rows, writer = self._numbers.rows, self._journal.writer
         clipped = self._gradients == "clipped"
         rows.add(reading.step, check_metrics(reading, interval.learning_rate, clipped=clipped))
-        self._write_rows(self._numbers.known_until(self._checked))
+        self._write_rows()
         if writer is not None:
             write_check(writer, reading, self.watchers.layers.judged, interval.layers.names)
 
-    def _write_rows(self, until: int) -> None:
-        rows, writer = self._numbers.rows.take(until), self._journal.writer
-        if writer is not None:
-            for row in rows:
-                writer.metrics(row)
+    def _write_rows(self, until: int | None = None, *, flush: bool = False) -> None:
+        """Write the rows of steps of which everything is known, or those up to a step."""
+        if until is None:
+            until = self._checked if self._logged is None else self._logged
+            if self._on_the_way:
+                until = min(until, self._on_the_way[0].check.step - 1)
+            until = self._numbers.known_until(until)
+        self._journal.write_rows(self._numbers.rows.take(until), flush=flush)
 
     # -- beginning and end -------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ sends the norms to the host, and when they have arrived they go through ``watch/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -55,9 +56,10 @@ class Monitor:
         name: a name for the run, shown in reports.
         resume: continue the record in ``out``, and the baselines in it.
         overwrite: replace the record in ``out``.
-        on_event, on_reading: called with every :class:`~palingenesis.Event` and every
-            :class:`~palingenesis.Reading` (of several ranks, on rank 0). What they raise is logged, not
-            passed on, and they are not called again.
+        on_event, on_reading, on_row: called with every :class:`~palingenesis.Event`, every
+            :class:`~palingenesis.Reading` and every row of metrics as it is recorded, a dict (of several
+            ranks, the last two on rank 0). What they raise is logged, not passed on, and they are not called
+            again. With ``on_row`` the log has no line for each reading: that is left to who gets the rows.
         gradients: ``"raw"`` if they are known to be unclipped at :meth:`step`, ``"clipped"`` if they are
             clipped, ``"released"`` if they are freed inside ``backward``, ``"unknown"`` to find out.
         start_step: the step that training goes on from; by default the last one recorded when resuming,
@@ -89,6 +91,7 @@ class Monitor:
         overwrite: bool = False,
         on_event: Callable[[Event], object] | None = None,
         on_reading: Callable[[Reading], object] | None = None,
+        on_row: Callable[[dict[str, Any]], object] | None = None,
         gradients: Gradients = "unknown",
         start_step: int | None = None,
         max_steps: int | None = None,
@@ -109,7 +112,9 @@ class Monitor:
         info = describe_run(model, self._inventory.layers, self._optimizers)
         info |= {"name": name, "gradients": gradients, "config": self.config.model_dump(mode="json")}
         writer = open_record(out, info, resume=resume, overwrite=overwrite) if rank == 0 else None
-        self._journal = Journal(writer, on_event, on_reading, quiet=rank != 0)
+        self._journal = Journal(
+            writer, on_event, on_reading, on_row=on_row if rank == 0 else None, quiet=rank != 0
+        )
         self._step = recorded_step(out, writer, resume=resume) if start_step is None else start_step
         self._folder = None if out is None or (rank == 0 and writer is None) else Path(out)
         schedule, watched = Schedule(self.config, max_steps), self._inventory.layers
@@ -209,6 +214,23 @@ class Monitor:
     def cannot_observe(self, reason: str) -> None:
         """Outputs of the coming step cannot be had, for a reason in words."""
         self._numbers.tiers.outputs.entropy.cannot_observe(reason)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Add numbers of your own to the row of a step that is over, which is then written without delay.
+
+        A loop that has called this is taken to go on doing so: rows wait for it, up to a few thousand.
+
+        Args:
+            values: by flat name, such as ``train/tokens_per_sec``. They hold against the monitor's own.
+            step: by default the last one; 0 before the first.
+
+        Raises:
+            MonitorClosedError: the monitor was closed.
+        """
+        if self._closed:
+            raise MonitorClosedError("log() after close(): the record is written already")
+        at = self._step if step is None else step
+        self._try(lambda: self._judging.log(at, {"time": time.time(), **values}))
 
     def learn_order(self, loss: torch.Tensor) -> None:
         """Learn from a loss with its graph in which order the layers run, as :meth:`step` does with its own.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from palingenesis.cli.config import config
 from palingenesis.cli.demo import demo
+from palingenesis.cli.overrides import TAKES_OVERRIDES
 from palingenesis.cli.report import report
 from palingenesis.cli.sync import sync
+from palingenesis.cli.train import train
 from palingenesis.cli.verify import verify
 from palingenesis.cli.version import version
 
@@ -29,3 +32,7 @@ app = typer.Typer(
 
 for _command in (report, verify, sync, demo, version):
     app.command()(_command)
+
+# Those with --config take --section.key value as well.
+for _configured in (train, config):
+    app.command(context_settings=TAKES_OVERRIDES)(_configured)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from palingenesis.lm_head import after_head
 from palingenesis.monitor import Monitor
 from palingenesis.tiers.outputs import Weight
 
@@ -30,10 +31,6 @@ _SHIFTING = frozenset({"ForCausalLM", "ForConditionalGeneration"})
 
 # Models whose `loss_type` is empty, though they are such. Subclasses of theirs and of any `…ForCausalLM` too.
 _CAUSAL = frozenset({"BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel", "OpenAIGPTLMHeadModel"})
-
-# Names under which configurations hold what logits are multiplied by; `logits_scaling` divides, but for one.
-_MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-_MULTIPLIES_BY_SCALING = "hyperclovax"
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -181,7 +178,7 @@ class OutputFeed:
         elif hidden is not None and model.inner is not None:
             head = model.inner.get_output_embeddings()  # type: ignore[operator]
             self._monitor.observe_output(
-                labels=labels, shifted=shifted, hidden=hidden, head=head, **_of_logits(model.inner)
+                labels=labels, shifted=shifted, hidden=hidden, head=head, **after_head(model.inner)
             )
         else:
             inside = "cannot be had from inside a compiled model" if model.compiled else "were not found"
@@ -274,21 +271,6 @@ def _backbone(model: Model) -> nn.Module | None:
     if not isinstance(backbone, nn.Module) or backbone is model.inner or _is_compiled(backbone):
         return None
     return backbone
-
-
-def _of_logits(model: Any) -> dict[str, float | None]:
-    """What a model does to the LM head's output, by its configuration."""
-    config = model.config.get_text_config()
-    scale = 1.0
-    for name in _MULTIPLIERS:
-        if getattr(config, name, None) is not None:
-            scale = float(getattr(config, name))
-            break
-    else:
-        divisor = getattr(config, "logits_scaling", None)
-        if divisor is not None:
-            scale = float(divisor if config.model_type == _MULTIPLIES_BY_SCALING else 1 / divisor)
-    return {"scale": scale, "soft_cap": getattr(config, "final_logit_softcapping", None)}
 
 
 # -- batches -----------------------------------------------------------------------------------------------

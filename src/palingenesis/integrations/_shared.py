@@ -202,8 +202,12 @@ class Session:
 
     def values(self) -> dict[str, float]:
         """What goes into the trainer's own logs: numbers only, as trackers want them."""
+        return self.monitor.latest | self.alarms()
+
+    def alarms(self) -> dict[str, float]:
+        """How many alarms and the like there are, and were."""
         counts = self.monitor.counts
-        return self.monitor.latest | {
+        return {
             "health/alarms_active": len(self._open_alarms),
             "health/alarms": counts["alarms"],
             "health/loss_spikes": counts["loss_spikes"],

@@ -91,6 +91,10 @@ class HealthCallback(TrainerCallback):
         """The monitor of the current run, or of the last one."""
         return None if self._session is None else self._session.monitor
 
+    def alarms(self) -> dict[str, float]:
+        """Counts of alarms as ``health/…``, and the verdict so far as a number: 0 is HEALTHY."""
+        return {} if self._session is None else self._session.alarms()
+
     # -- begin and end -----------------------------------------------------------------------------------
 
     def on_train_begin(

@@ -31,8 +31,8 @@ ENTROPY = "health/output_entropy"
 BOUNDED = ("health/weight_norm_ratio", ENTROPY)
 WARNINGS = "health/warnings"
 
-# Rows that may wait beyond a check's worth for what other ranks have to tell.
-SPARE_ROWS = 32
+# Rows that may wait beyond a check's worth for what other ranks have to tell, and for the training loop.
+SPARE_ROWS, MOST_ROWS = 32, 4096
 
 
 class Numbers:
@@ -49,7 +49,7 @@ class Numbers:
         self._bounds, self._ranks = BoundsWatch(config), RankWatch()
         self._missing = Missing()
         self._looks: deque[Look] = deque()
-        self.rows = Rows(2 * config.check_every + SPARE_ROWS)
+        self.rows = Rows(2 * config.check_every + MOST_ROWS)
         # A run that goes on has learned what it was before.
         self._taught = False
         # Up to which step everything is known that will ever be.

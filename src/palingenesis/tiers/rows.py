@@ -16,6 +16,8 @@ class Rows:
     def __init__(self, most: int) -> None:
         self._most = most
         self._rows: dict[int, dict[str, Any]] = {}
+        # What the training loop itself says of a step, which holds against everything else.
+        self._own: dict[int, dict[str, Any]] = {}
         # The last step whose row was handed out: what comes for it later is too late.
         self._done = 0
 
@@ -28,14 +30,24 @@ class Rows:
             return
         self._rows.setdefault(step, {}).update(values)
         while len(self._rows) > self._most:
-            del self._rows[min(self._rows)]
+            oldest = min(self._rows)
+            del self._rows[oldest]
+            self._own.pop(oldest, None)
+
+    def add_own(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add what the training loop says of a step: where both have a number, this one counts."""
+        if step > self._done:
+            self.add(step, {})
+            self._own.setdefault(step, {}).update(values)
 
     def take(self, until: int) -> list[dict[str, Any]]:
         """The rows of steps up to ``until``, in order."""
         steps = sorted(step for step in self._rows if step <= until)
         self._done = max(self._done, until)
-        return [{"train/global_step": step, **self._rows.pop(step)} for step in steps]
+        return [
+            {"train/global_step": step, **self._rows.pop(step), **self._own.pop(step, {})} for step in steps
+        ]
 
     def restart(self, step: int) -> None:
         """Go on from a step, which may be an earlier one."""
-        self._rows, self._done = {}, step
+        self._rows, self._own, self._done = {}, {}, step

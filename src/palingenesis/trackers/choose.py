@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from palingenesis.errors import ConfigError
-from palingenesis.trackers.base import Tracker
+from palingenesis.trackers.base import Tracker, need
 from palingenesis.trackers.identity import identify
 from palingenesis.trackers.journal import Journal
 from palingenesis.trackers.limits import Limits
@@ -49,6 +49,16 @@ def make_tracker(name: str, folder: str | os.PathLike[str], project: str, *, laz
 
         return MlflowTracker(path, project)
     raise ConfigError(f"no tracker {name!r}: expected one of {', '.join(NAMES)}")
+
+
+def require(names: Iterable[str]) -> None:
+    """See that the libraries of some trackers are there, before anything costly begins.
+
+    Raises:
+        MissingExtraError: one is not installed.
+    """
+    for name in names:
+        need(name)
 
 
 def start(

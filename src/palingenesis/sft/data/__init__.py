@@ -18,7 +18,7 @@ from palingenesis.sft.data.masking import IGNORED, Encoded, Masker, MaskOptions,
 from palingenesis.sft.data.messages import Message, normalize, text_of, tools_of
 from palingenesis.sft.data.mixture import order
 from palingenesis.sft.data.packing import collator, measure_isolation, pack, require_isolation
-from palingenesis.sft.data.prepare import Account, Prepared, mix, prepare, samples_of
+from palingenesis.sft.data.prepare import Account, Prepared, join, mix, prepare, samples_of
 from palingenesis.sft.data.quarantine import SKIPPED_FILE, Quarantine
 from palingenesis.sft.data.rows import BadRow, Row
 from palingenesis.sft.data.sources import Source, load_rows
@@ -38,6 +38,7 @@ __all__ = [
     "Source",
     "collator",
     "encode_text",
+    "join",
     "load_rows",
     "measure_isolation",
     "mix",

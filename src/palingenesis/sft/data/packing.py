@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError
+from palingenesis.sft.forward_only import forward_only
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +31,18 @@ def pack(dataset: Dataset, max_length: int) -> Dataset:
 
     The order of the samples decides which come together, and the same order gives the same rows.
     """
+    import datasets
     from trl.data_utils import pack_dataset
 
     columns = dataset.select_columns(["input_ids", "labels"])
-    packed: Dataset = pack_dataset(
-        columns, max_length, "bfd", map_kwargs={"keep_in_memory": True, "load_from_cache_file": False}
-    )
+    in_memory = {"keep_in_memory": True, "load_from_cache_file": False}
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # one would be drawn for every epoch
+    try:
+        packed: Dataset = pack_dataset(columns, max_length, "bfd", map_kwargs=in_memory)
+    finally:
+        if not silent:
+            datasets.enable_progress_bars()
     return packed
 
 
@@ -77,13 +84,8 @@ def measure_isolation(model: torch.nn.Module, batch_of: Any = None, *, use_cache
     first, other, second = ((steps * 7 + start) % size for start in (1, size // 2 + 2, 3))
     batches = [batch_of([_sample(changed, second)]) for changed in (first, other)]
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            one, two = (_outputs(model, batch, use_cache, device) for batch in batches)
-    finally:
-        model.train(was_training)
+    with forward_only(model):
+        one, two = (_outputs(model, batch, use_cache, device) for batch in batches)
     moved = (one.double() - two.double()).abs().amax(-1)
     dtype = str(one.dtype).removeprefix("torch.")
     return Isolation(

@@ -171,6 +171,16 @@ def _nothing_left(source: Source, account: Account, quarantine: Quarantine) -> s
     )
 
 
+def join(parts: Sequence[Prepared]) -> Dataset:
+    """The samples of all sources end to end, with a column ``source``; ``order`` gives indices into it."""
+    from datasets import concatenate_datasets
+
+    joined: Dataset = concatenate_datasets(
+        [part.dataset.add_column("source", [part.account.source] * len(part.dataset)) for part in parts]
+    )
+    return joined
+
+
 def mix(
     parts: Sequence[Prepared],
     weights: Sequence[float],
@@ -180,13 +190,7 @@ def mix(
     length: int | None = None,
 ) -> Dataset:
     """The samples of one epoch, of all sources by weight, in order, with a column ``source``."""
-    from datasets import concatenate_datasets
-
     sizes = [len(part.dataset) for part in parts]
-    named = [
-        part.dataset.add_column("source", [part.account.source] * size)
-        for part, size in zip(parts, sizes, strict=True)
-    ]
     rows = order(sizes, weights, seed=seed, epoch=epoch, length=length)
-    mixed: Dataset = concatenate_datasets(named).select(rows)
+    mixed: Dataset = join(parts).select(rows)
     return mixed

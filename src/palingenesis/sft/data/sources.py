@@ -1,4 +1,4 @@
-"""Where rows come from: files of JSON or Parquet, folders of them, data sets by their hub name."""
+"""Where rows come from: files of JSON or Parquet, folders of them, data sets by name, ours or the hub's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from palingenesis.errors import ConfigError, MissingExtraError
+from palingenesis.sft.builtin import PREFIX, builtin_rows, is_builtin
 from palingenesis.sft.data.rows import BadRow, Row
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Source:
     """One source of rows.
 
     Attributes:
-        dataset: a file (``.jsonl``, ``.json``, ``.parquet``), a folder of such files, or a hub name.
+        dataset: a file (``.jsonl``, ``.json``, ``.parquet``), a folder of such files, a hub name, or a name
+            of ``sft/builtin.py``.
         split: the split of a hub data set; in a folder whose files are named by split, the files to take.
         mode: ``"sft"`` for conversations, ``"pretrain"`` for plain text.
         messages_field: the field that holds the messages (or the text); ``None`` looks for the usual ones.
@@ -48,6 +50,8 @@ class Source:
     @property
     def title(self) -> str:
         """The name, or what can be made of the path or hub name."""
+        if not self.name and is_builtin(self.dataset):
+            return self.dataset.removeprefix(PREFIX)
         return self.name or (Path(self.dataset).stem if _looks_local(self.dataset) else self.dataset)
 
 
@@ -57,6 +61,8 @@ def load_rows(source: Source) -> Iterator[Row]:
     Raises:
         ConfigError: there is nothing to read under that name.
     """
+    if is_builtin(source.dataset):
+        return _rows_of_dataset(source, builtin_rows(source.dataset, source.split))
     path = Path(source.dataset).expanduser()
     if path.is_dir():
         if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
