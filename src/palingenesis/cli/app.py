@@ -6,10 +6,15 @@ import typer
 
 from palingenesis.cli.config import config
 from palingenesis.cli.demo import demo
+from palingenesis.cli.diagnose import diagnose
+from palingenesis.cli.explain import explain
+from palingenesis.cli.inspect import inspect
 from palingenesis.cli.overrides import TAKES_OVERRIDES
+from palingenesis.cli.profile import profile
 from palingenesis.cli.report import report
 from palingenesis.cli.sync import sync
 from palingenesis.cli.train import train
+from palingenesis.cli.validate import validate
 from palingenesis.cli.verify import verify
 from palingenesis.cli.version import version
 
@@ -30,9 +35,9 @@ app = typer.Typer(
     context_settings={"token_normalize_func": _same_with_underscores, "help_option_names": ["-h", "--help"]},
 )
 
-for _command in (report, verify, sync, demo, version):
+for _command in (report, verify, sync, explain, demo, version):
     app.command()(_command)
 
 # Those with --config take --section.key value as well.
-for _configured in (train, config):
+for _configured in (train, diagnose, profile, inspect, validate, config):
     app.command(context_settings=TAKES_OVERRIDES)(_configured)

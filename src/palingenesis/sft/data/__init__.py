@@ -14,7 +14,7 @@ Nothing here imports torch, transformers or datasets before it is used.
 
 from __future__ import annotations
 
-from palingenesis.sft.data.masking import IGNORED, Encoded, Masker, MaskOptions, encode_text
+from palingenesis.sft.data.masking import IGNORED, Encoded, Masker, MaskOptions, Origin, Span, encode_text
 from palingenesis.sft.data.messages import Message, normalize, text_of, tools_of
 from palingenesis.sft.data.mixture import order
 from palingenesis.sft.data.packing import collator, measure_isolation, pack, require_isolation
@@ -22,6 +22,7 @@ from palingenesis.sft.data.prepare import Account, Prepared, join, mix, prepare,
 from palingenesis.sft.data.quarantine import SKIPPED_FILE, Quarantine
 from palingenesis.sft.data.rows import BadRow, Row
 from palingenesis.sft.data.sources import Source, load_rows
+from palingenesis.sft.data.template import RefusedTemplate
 
 __all__ = [
     "IGNORED",
@@ -32,10 +33,13 @@ __all__ = [
     "MaskOptions",
     "Masker",
     "Message",
+    "Origin",
     "Prepared",
     "Quarantine",
+    "RefusedTemplate",
     "Row",
     "Source",
+    "Span",
     "collator",
     "encode_text",
     "join",

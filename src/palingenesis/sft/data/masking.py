@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from palingenesis.errors import ConfigError
 from palingenesis.sft.data.messages import Message
 from palingenesis.sft.data.reasoning import find_reasoning
 from palingenesis.sft.data.rows import BadRow
-from palingenesis.sft.data.template import ChatTemplate, Place
+from palingenesis.sft.data.template import ChatTemplate, Place, RefusedTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,39 +38,64 @@ class MaskOptions:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Characters to train on, of message ``index``.
+
+    ``after_prompt``: what is before is what the model is given when it is used.
+    """
+
+    start: int
+    end: int
+    kind: Literal["answer", "observation"] = "answer"
+    after_prompt: bool = True
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a conversation's tokens came about.
+
+    Attributes:
+        text: the conversation as the chat template writes it.
+        offsets: where each token begins and ends in it, those that were cut off included.
+        spans: what of it is trained.
+        cuts: ends of prompts that the tokenizer would have put inside a token.
+        messages: what the template was given, with the descriptions of ``tools``.
+    """
+
+    text: str
+    offsets: Sequence[tuple[int, int]]
+    spans: Sequence[Span]
+    cuts: Sequence[int] = ()
+    messages: Sequence[Message] = ()
+    tools: list[Any] | None = None
+
+
+@dataclass(frozen=True)
 class Encoded:
     """One sample. ``labels`` are the ids where a token bears loss and ``IGNORED`` elsewhere.
 
     ``truncated``: it was cut at ``max_length``. ``reasoning_dropped``: the row has reasoning that the chat
-    template leaves out.
+    template leaves out. ``origin``: for conversations, how its tokens came about.
     """
 
     input_ids: list[int]
     labels: list[int]
     truncated: bool = False
     reasoning_dropped: bool = False
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     @property
     def loss_tokens(self) -> int:
         """How many tokens bear loss."""
-        return sum(label != IGNORED for label in self.labels)
-
-
-@dataclass(frozen=True)
-class Span:
-    """Characters to train on. ``after_prompt``: what is before is what the model is given when it is used."""
-
-    start: int
-    end: int
-    kind: Literal["answer", "observation"] = "answer"
-    after_prompt: bool = True
+        return len(self.labels) - self.labels.count(IGNORED)
 
 
 class Masker:
     """Encodes conversations and plain text with one tokenizer.
 
     Raises:
-        ConfigError: the tokenizer's chat template leaves it uncertain which tokens are answers.
+        RefusedTemplate: the tokenizer's chat template leaves it uncertain which tokens are answers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: MaskOptions | None = None) -> None:
@@ -97,7 +121,7 @@ class Masker:
             BadRow: the template does not take these messages, or an answer's place is not certain.
         """
         text, spans = self.spans(messages, tools=tools)
-        ids, offsets = self._tokens(text, [span.start for span in spans if span.after_prompt])
+        ids, offsets, cuts = self._tokens(text, [span.start for span in spans if span.after_prompt])
         labels = [IGNORED] * len(ids)
         for span in spans:
             chosen = _tokens_of(span, offsets)
@@ -107,7 +131,31 @@ class Masker:
                 labels[position] = ids[position]
         labels[:1] = [IGNORED]  # nothing predicts the first token
         dropped = any(message.reasoning and message.reasoning.strip() not in text for message in messages)
-        return _cut(ids, labels, self.options.max_length, reasoning_dropped=dropped)
+        most = self.options.max_length
+        return Encoded(
+            ids[:most],
+            labels[:most],
+            most is not None and len(ids) > most,
+            dropped,
+            Origin(text, offsets, spans, cuts, messages, tools),
+        )
+
+    def place_of_content(
+        self, text: str, messages: Sequence[Message], index: int, *, tools: list[Any] | None = None
+    ) -> tuple[int, int] | None:
+        """Where the content of one message stands in the conversation's ``text``, if that is certain."""
+        try:
+            return self._template.place_of_content(text, messages, index, tools)
+        except BadRow:
+            return None
+
+    def prompt(self, messages: Sequence[Message], *, tools: list[Any] | None = None) -> str:
+        """What the model is given, when it is used, to answer ``messages``.
+
+        Raises:
+            BadRow: the template does not take these messages.
+        """
+        return self._template.render(messages, tools=tools, ask=True)
 
     def spans(self, messages: Sequence[Message], *, tools: list[Any] | None = None) -> tuple[str, list[Span]]:
         """The text of a conversation, and which of its characters are trained."""
@@ -118,7 +166,7 @@ class Masker:
         for index in wanted:
             if messages[index].role == "tool" and messages[index].content.strip():
                 start, end = self._template.place_of_content(text, messages, index, tools)
-                spans.append(Span(start, end, "observation", after_prompt=False))
+                spans.append(Span(start, end, "observation", after_prompt=False, index=index))
         return text, sorted(spans, key=lambda span: span.start)
 
     def _wanted(self, messages: Sequence[Message]) -> list[int]:
@@ -135,12 +183,14 @@ class Masker:
     def _span_of_answer(self, text: str, place: Place) -> Span:
         reasoning = find_reasoning(text, place.start, place.end)
         if reasoning is None or (self.options.train_on_reasoning and not reasoning.empty):
-            return Span(place.start, place.end)
+            return Span(place.start, place.end, index=place.index)
         # Empty reasoning is the template's, as part of the prompt; other reasoning is the model's own.
-        return Span(reasoning.end, place.end, after_prompt=reasoning.empty)
+        return Span(reasoning.end, place.end, after_prompt=reasoning.empty, index=place.index)
 
-    def _tokens(self, text: str, prompt_ends: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a rendered text and where each begins and ends in it.
+    def _tokens(
+        self, text: str, prompt_ends: Sequence[int]
+    ) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+        """The ids of a rendered text, where each begins and ends in it, and where the text was cut.
 
         A token that spans the end of a prompt could never be predicted, since the prompt is given as a whole:
         there the text is cut and its parts are tokenised alone, as they are when the model is used.
@@ -149,7 +199,7 @@ class Masker:
         before = {end: bisect_left(offsets, (end, 0)) - 1 for end in prompt_ends}
         crossed = {end for end, token in before.items() if token >= 0 and offsets[token][1] > end}
         if not crossed:
-            return ids, offsets
+            return ids, offsets, []
         whole = self._decode(ids)
         ids, offsets = [], []
         edges = [0, *sorted(crossed), len(text)]
@@ -162,14 +212,18 @@ class Masker:
                 "template",
                 "the tokenizer joins the end of the prompt and the answer's beginning in one token",
             )
-        return ids, offsets
+        return ids, offsets, sorted(crossed)
 
     def _tokenize(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         # The template has written the tokens of the beginning itself: nothing is to be added.
-        found = self._tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
+        found: Any = self._tokenizer(
+            text,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )
-        return list(found["input_ids"]), [(start, stop) for start, stop in found["offset_mapping"]]
+        return list(found["input_ids"]), list(found["offset_mapping"])
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -187,9 +241,10 @@ class Masker:
         beginning = self._tokenizer.bos_token_id
         probe = [Message("user", "question"), Message("assistant", "answer")]
         if beginning is not None and self.encode(probe).input_ids[:2] == [beginning, beginning]:
-            raise ConfigError(
+            raise RefusedTemplate(
                 f"the chat template begins a conversation with two {self._tokenizer.bos_token!r}: take one "
-                "out of the template"
+                "out of the template",
+                two_beginnings=True,
             )
 
 
@@ -219,8 +274,3 @@ def _tokens_of(span: Span, offsets: Sequence[tuple[int, int]]) -> range:
     elif first and offsets[first - 1][1] > span.start:
         first -= 1
     return range(first, last)
-
-
-def _cut(ids: list[int], labels: list[int], max_length: int | None, *, reasoning_dropped: bool) -> Encoded:
-    truncated = max_length is not None and len(ids) > max_length
-    return Encoded(ids[:max_length], labels[:max_length], truncated, reasoning_dropped)

@@ -36,12 +36,14 @@ def find_reasoning(text: str, start: int, end: int) -> Reasoning | None:
 
     The opening mark may stand before ``start``, where the template puts it into the prompt.
     """
-    answer, prompt = text[start:end], text[:start].rstrip()
+    answer, before = text[start:end], start
+    blank = len(answer) - len(answer.lstrip())
+    while before and text[before - 1].isspace():
+        before -= 1
     for opens, closes in MARKS:
-        blank = len(answer) - len(answer.lstrip())
         if answer.startswith(opens, blank):
             begin = blank + len(opens)
-        elif prompt.endswith(opens):
+        elif text.endswith(opens, 0, before):
             begin = 0
         else:
             continue

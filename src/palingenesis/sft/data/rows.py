@@ -29,6 +29,10 @@ class BadRow(PalingenesisError, ValueError):
         self.kind: Kind = kind
         self.reason = " ".join(reason.split())
 
+    def __reduce__(self) -> tuple[type[BadRow], tuple[Kind, str]]:
+        # Exceptions are sent to another process by their message alone, which is not enough here.
+        return type(self), (self.kind, self.reason)
+
 
 @dataclass(frozen=True)
 class Row:

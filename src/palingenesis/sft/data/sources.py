@@ -24,6 +24,15 @@ _SPLITS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _LONGEST_RAW = 2000
+#: How files begin that are no text as it is, and what to do with them.
+_NO_TEXT = {
+    b"\x1f\x8b": "is compressed with gzip: unpack it with gunzip",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it with unzstd",
+    **dict.fromkeys(
+        (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{", b"[\x00", b"\x00["),
+        "is UTF-16 text: save it as UTF-8",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,10 @@ def _split_of(path: Path) -> str | None:
 
 def _rows_of_file(source: Source, path: Path) -> Iterator[Row]:
     try:
-        path.open("rb").close()
+        with path.open("rb") as file:
+            begins = file.read(4)
+        if wrong := next((told for mark, told in _NO_TEXT.items() if begins.startswith(mark)), None):
+            raise ConfigError(f"data.dataset: {path} {wrong}")
         if path.suffix == ".parquet":
             return _rows_of_dataset(source, _parquet(path), str(path))
         if path.suffix == ".jsonl" or _holds_lines(path):

@@ -31,6 +31,14 @@ _ASKED_ONCE = (_FIRST, _ANSWER)
 _ASKED_TWICE = (_FIRST, _ANSWER, _SECOND, _LAST_ANSWER)
 
 
+class RefusedTemplate(ConfigError):
+    """The chat template cannot be trained with; ``two_beginnings``: because it begins a text twice."""
+
+    def __init__(self, message: str, *, two_beginnings: bool = False) -> None:
+        super().__init__(message)
+        self.two_beginnings = two_beginnings
+
+
 @dataclass(frozen=True)
 class Place:
     """Where message ``index`` is answered in the rendered text, from after its header to its end of turn."""
@@ -48,7 +56,8 @@ class ChatTemplate:
         only_last: whether only the last turn matters; earlier ones then need no certain place.
 
     Raises:
-        ConfigError: there is no template, or it cannot be said for certain which of its tokens are answers.
+        ConfigError: there is no template.
+        RefusedTemplate: it cannot be said for certain which of its tokens are answers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, only_last: bool = False) -> None:
@@ -61,10 +70,13 @@ class ChatTemplate:
             ends = self._find_end_of_turn(probe)
             self.end_of_turn = "".join(ends)
             special = {*map(str, tokenizer.all_special_tokens), *ends}
-            self._control = sorted(token for token in special if token and not is_mark(token))
+            # What ends a turn here may close the reasoning of another family.
+            self._control = sorted(
+                token for token in special if token and (token in ends or not is_mark(token))
+            )
             self._check(probe)
         except BadRow as problem:
-            raise ConfigError(f"the chat template is refused: {problem.reason}") from None
+            raise RefusedTemplate(f"the chat template is refused: {problem.reason}") from None
 
     def render(
         self, messages: Sequence[Message], *, tools: list[Any] | None = None, ask: bool = False

@@ -1,0 +1,64 @@
+"""``pgs inspect``: a few samples, token by token, as the model will be trained on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from palingenesis.cli.codes import FOUND, OK
+from palingenesis.cli.output import print_json, say
+from palingenesis.cli.overrides import overrides
+
+
+def inspect(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="The configuration, a YAML file.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="DIR", help="The model, instead of a configuration.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="Data for --model.")] = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="How many samples, or packed rows.")] = 5,
+    index: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Number of the row to show, from 1: its line. Can be given again."),
+    ] = None,
+    split: Annotated[
+        Literal["train", "eval"], typer.Option(help="Which data of the configuration.")
+    ] = "train",
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page instead.")] = None,
+    table: Annotated[bool, typer.Option(help="Show every token in a table as well.")] = True,
+    ascii: Annotated[bool, typer.Option("--ascii", help="Mark with plain characters: [[ and ]].")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Show what the model will be trained on: which tokens bear loss, and which are masked.
+
+    Give --config FILE, with --section.key VALUE for any of its options, or --model DIR --data FILE.
+
+    Exit code 0: every row is trained on, 1: one of them is left out, 2: there is nothing to show.
+    """
+    from palingenesis.preflight.target import target_of
+
+    settings = target_of(config, overrides(context), model, data)
+    from palingenesis.preflight.inspect import as_document
+    from palingenesis.preflight.inspect import inspect as look
+
+    found = look(settings, num_samples=num_samples, indices=index or (), split=split)
+    if html is not None:
+        from palingenesis.preflight.inspect_page import write_page
+
+        write_page(found, html)
+    if json:
+        print_json(as_document(found))
+    elif html is not None:
+        say(f"{len(found.shown)} samples, {len(found.refused)} rows left out: {html}")
+    else:
+        from rich.console import Console
+
+        from palingenesis.preflight.inspect_text import print_inspection
+
+        print_inspection(found, Console(), ascii=ascii, table=table)
+    return FOUND if found.refused else OK

@@ -1,0 +1,98 @@
+"""Symptoms of the machine: memory that runs out, devices that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from palingenesis.findings.case import Case
+from palingenesis.findings.finding import Finding
+from palingenesis.findings.trends import median, trend
+
+_USED = "health/cuda_utilization_pct"
+_OUT_OF_MEMORY = ("outofmemory", "out of memory", "cudamalloc", "alloc_failed")
+
+
+def memory_pressure(case: Case) -> Finding | None:
+    used = case.series(f"{_USED}_max") or case.series(_USED)
+    end = case.run.info.get("end")
+    error = str(end.get("error") or "") if isinstance(end, dict) else ""
+    ran_out = any(word in error.lower() for word in _OUT_OF_MEMORY)
+    tight = bool(used) and float(np.median(used.value)) > case.limits.memory_pct
+    if not (ran_out or tight):
+        return None
+    told = "the run ended because memory ran out" if ran_out else "the device's memory is nearly full"
+    share = f" ({np.median(used.value):.0f}% in use)" if used else ""
+    return Finding(
+        "run.memory_pressure",
+        "critical" if ran_out else "warning",
+        f"{told}{share}",
+        {"used_pct": float(np.median(used.value)) if used else None, "error": error[:200] or None},
+        "train.per_device_batch_size: half, with train.gradient_accumulation_steps twice as many; "
+        "train.gradient_checkpointing: true; memory.loss_num_chunks: twice as many (pgs profile says what is "
+        "enough)",
+    )
+
+
+def slow_throughput(case: Case) -> Finding | None:
+    """A device that mostly waits, a speed that falls, or steps that stall for no length of theirs."""
+    seen: list[str] = []
+    evidence: dict[str, Any] = {}
+    fixes: list[str] = []
+    _waits(case, seen, evidence, fixes)
+    _slows_down(case, seen, evidence, fixes)
+    _stalls(case, seen, evidence, fixes)
+    if not seen:
+        return None
+    return Finding(
+        "run.slow_throughput",
+        "warning",
+        "; ".join(seen),
+        evidence,
+        "; ".join(dict.fromkeys(fixes)),
+    )
+
+
+def _waits(case: Case, seen: list[str], evidence: dict[str, Any], fixes: list[str]) -> None:
+    share = case.series("train/mfu").value[case.limits.warmup_rows :]
+    middle = median(share, case.limits.alpha)
+    if not middle.high < case.limits.mfu:
+        return
+    seen.append(f"{middle.value:.1%} of the device's peak is used")
+    evidence["mfu"] = middle.value
+    fixes.append("model.compile: true")
+    used = case.series(_USED)
+    if used:
+        evidence["memory_used_pct"] = float(np.median(used.value))
+    if not used or np.median(used.value) < case.limits.memory_pct / 2:
+        fixes.append("train.per_device_batch_size: twice as many")
+
+
+def _slows_down(case: Case, seen: list[str], evidence: dict[str, Any], fixes: list[str]) -> None:
+    speed = case.series("train/tokens_per_sec")
+    step, value = speed.step[case.limits.warmup_rows :], speed.value[case.limits.warmup_rows :]
+    line = trend(step, value, case.limits.alpha)
+    if not line.most < -case.limits.throughput_fall * line.middle:
+        return
+    seen.append(f"tokens per second fell by {-line.change / line.middle:.0%} of their median over the run")
+    evidence |= {"tokens_per_sec": line.middle, "fall": -line.change}
+    fixes.append("look for what grows: health/host_rss_gb, losses kept on the graph, the heat of a device")
+
+
+def _stalls(case: Case, seen: list[str], evidence: dict[str, Any], fixes: list[str]) -> None:
+    seconds, speed = case.series("train/step_time_s"), case.series("train/tokens_per_sec")
+    steps, at, where = np.intersect1d(seconds.step, speed.step, return_indices=True)
+    first = case.limits.warmup_rows
+    steps, took, rate = steps[first:], seconds.value[at][first:], speed.value[where][first:]
+    if len(took) < 4 * first:
+        return
+    usual, usual_rate = float(np.median(took)), float(np.median(rate))
+    # A step that takes long because it has many tokens is no stall.
+    stalled = (took > case.limits.stall * usual) & (rate < usual_rate / 2)
+    lost = float((took - usual)[stalled].sum() / took.sum())
+    if lost <= case.limits.stall_share:
+        return
+    seen.append(f"{int(stalled.sum())} steps stalled and cost {lost:.0%} of the time")
+    evidence |= {"stalled_steps": steps[stalled].astype(int).tolist(), "share_of_time": lost}
+    fixes.append("data.num_workers: 4")

@@ -1,0 +1,18 @@
+"""Eval NaN: a row of the evaluation data in which nothing bears loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.cases.build import checked, rows, write_rows
+
+EXPECTED = ("masking.no_loss_tokens",)
+
+
+def run(folder: Path, *, healthy: bool) -> Any:
+    held_out = rows(4, first=100)
+    if not healthy:
+        held_out[2]["messages"][1]["weight"] = 0
+    path = write_rows(folder / "held_out.jsonl", held_out)
+    return checked(folder, rows(), data__eval_dataset=str(path))

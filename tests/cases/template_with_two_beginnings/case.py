@@ -1,0 +1,17 @@
+"""Two BOS: the template itself writes both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.cases.build import IM, checked, rows, save_model
+from tests.sft.data.chats import CHATML
+
+EXPECTED = ("tokenizer.double_bos",)
+
+
+def run(folder: Path, *, healthy: bool) -> Any:
+    begins = "{{ bos_token }}" * (1 if healthy else 2)
+    save_model(folder / "model", template=begins + CHATML, tokens=(*IM, "<s>"), bos="<s>", adds_bos=True)
+    return checked(folder, rows())

@@ -1,0 +1,231 @@
+"""Each pathology is seen in records that have it, for several seeds, and not in their healthy twins."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.findings.runs import (
+    BUILDERS,
+    Builder,
+    changed,
+    event,
+    healthy_rows,
+    lr_too_high,
+    no_zero_grad,
+    nonfinite,
+    packed_pair,
+    write,
+)
+
+from palingenesis.findings.catalog import CATALOG
+from palingenesis.findings.limits import Limits
+from palingenesis.findings.pathologies import PATHOLOGIES, diagnose_run
+
+ROWS = {pathology.check: pathology for pathology in PATHOLOGIES}
+SEEDS = range(2)
+NAMES = [builder.__name__ for _, builder in BUILDERS]
+
+
+def found(run: Any, **options: Any) -> list[str]:
+    return [finding.check for finding in diagnose_run(run, **options)]
+
+
+@pytest.mark.parametrize(("check", "builder"), BUILDERS, ids=NAMES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_record_that_has_it_shows_it_and_its_twin_does_not(
+    check: str, builder: Builder, seed: int, tmp_path: Path
+) -> None:
+    (finding,) = [one for one in diagnose_run(builder(tmp_path / "sick", seed, True)) if one.check == check]
+    assert finding.message
+    assert finding.fix
+    assert finding.evidence
+    assert check not in found(builder(tmp_path / "twin", seed, False))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_packed_samples_that_see_each_other_show_against_an_unpacked_run(seed: int, tmp_path: Path) -> None:
+    sick, unpacked = packed_pair(tmp_path / "sick", seed, True)
+    assert found(sick, unpacked=unpacked) == ["run.packing_leak"]
+    assert found(sick) == []  # it takes both
+    twin, unpacked = packed_pair(tmp_path / "twin", seed, False)
+    assert found(twin, unpacked=unpacked) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("count", [40, 600])
+def test_healthy_runs_short_and_long_have_no_finding(seed: int, count: int, tmp_path: Path) -> None:
+    assert found(write(tmp_path / "run", healthy_rows(seed, count))) == []
+
+
+def test_every_pathology_has_a_sick_record_and_an_entry() -> None:
+    seen = {check for check, _ in BUILDERS} | {"run.packing_leak"}
+    assert seen == ROWS.keys()
+    assert ROWS.keys() <= CATALOG.keys()
+
+
+def test_what_explains_another_comes_before_it() -> None:
+    order = [pathology.check for pathology in PATHOLOGIES]
+    for pathology in PATHOLOGIES:
+        for cause in pathology.follows_from:
+            assert order.index(cause) < order.index(pathology.check)
+
+
+def test_remedies_that_are_not_there_yet_are_no_options() -> None:
+    """Otherwise it is time to name them in the fix."""
+    from palingenesis.sft.config import TrainConfig
+
+    options = {
+        name
+        for section in TrainConfig.model_fields.values()
+        for name in section.annotation.model_fields  # type: ignore[union-attr]
+    }
+    for pathology in PATHOLOGIES:
+        assert not options & set(pathology.not_yet)
+
+
+def test_every_option_that_a_fix_names_exists(tmp_path: Path) -> None:
+    from palingenesis.sft.config import TrainConfig
+
+    texts = [CATALOG[check].fix for check in ROWS]
+    for number, (_, builder) in enumerate(BUILDERS):
+        texts += [finding.fix for finding in diagnose_run(builder(tmp_path / str(number), 0, True))]
+    sections = {name: info.annotation for name, info in TrainConfig.model_fields.items()}
+    named = {
+        (section, option)
+        for text in texts
+        for section, option in re.findall(rf"(?<![/.\w])({'|'.join(sections)})\.(\w+)", text)
+    }
+    assert named
+    for section, option in named:
+        assert option in sections[section].model_fields, f"{section}.{option}"  # type: ignore[union-attr]
+
+
+# -- causes and consequences -------------------------------------------------------------------------------
+
+
+def test_a_consequence_names_its_cause_and_comes_after_it(tmp_path: Path) -> None:
+    run = no_zero_grad(tmp_path / "run", 0, True)
+    spikes = [event("loss_spike", step, value=9.0, baseline=1.0) for step in (100, 200, 300)]
+    findings = diagnose_run(write(tmp_path / "both", _rows(run), spikes))
+    assert findings[0].check == "run.no_zero_grad"
+    by_check = {finding.check: finding for finding in findings}
+    assert by_check["run.data_quality"].evidence["may_follow_from"] == ["run.no_zero_grad"]
+    assert "may_follow_from" not in by_check["run.no_zero_grad"].evidence
+
+
+def _rows(run: Any) -> list[dict[str, Any]]:
+    """The rows of a record, as they went in."""
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_several_things_wrong_are_all_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = changed(
+        healthy_rows(0),
+        health__grad_cosine_sim=lambda step, _: rng.normal(-0.5, 0.1),
+        health__update_lost_pct=lambda step, _: 90.0,
+        health__cuda_utilization_pct=lambda step, _: 99.0,
+    )
+    assert found(write(tmp_path / "run", rows)) == [
+        "run.updates_lost",
+        "run.lr_too_high",
+        "run.memory_pressure",
+    ]
+
+
+# -- what a record may lack --------------------------------------------------------------------------------
+
+
+def test_a_record_without_rows_has_no_finding(tmp_path: Path) -> None:
+    assert found(write(tmp_path / "run", [])) == []
+
+
+@pytest.mark.parametrize(
+    "metric", sorted({key for row in healthy_rows(0) for key in row} - {"train/global_step"})
+)
+def test_a_metric_that_is_missing_is_no_symptom(metric: str, tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if key != metric} for row in healthy_rows(1)]
+    assert found(write(tmp_path / "run", rows)) == []
+
+
+def test_a_record_of_losses_alone_is_enough_to_see_spikes(tmp_path: Path) -> None:
+    rows = [
+        {"train/global_step": row["train/global_step"], "train/loss": row["train/loss"]}
+        for row in healthy_rows(0)
+    ]
+    for place in (60, 150, 230, 333, 420, 510, 555):
+        rows[place]["train/loss"] *= 5
+    (finding,) = diagnose_run(write(tmp_path / "run", rows))
+    assert finding.check == "run.data_quality"
+    assert finding.evidence["steps"] == [61, 151, 231, 334, 421, 511, 556]
+
+
+def test_metrics_of_text_or_nonsense_are_passed_over(tmp_path: Path) -> None:
+    rows = [
+        {**row, "train/loss": "much", "train/lr": None, "eval/loss": "NaN"} for row in healthy_rows(0, 50)
+    ]
+    assert "run.lr_too_low" not in found(write(tmp_path / "run", rows))
+
+
+def test_events_that_were_run_again_or_are_ordinary_do_not_count(tmp_path: Path) -> None:
+    spikes = [event("loss_spike", step, value=6.0, superseded=True) for step in (100, 200, 300)]
+    ordinary = event("bound_crossed", 300, diagnosis="stable_rank", metric="m", value=1.0, ordinary=True)
+    assert found(write(tmp_path / "run", healthy_rows(0), [*spikes, ordinary])) == []
+
+
+def test_a_bound_that_was_cleared_is_no_symptom_any_more(tmp_path: Path) -> None:
+    told = {"diagnosis": "weight_drift", "metric": "health/weight_drift/head", "value": 0.8}
+    events = [event("bound_crossed", 300, **told), event("bound_cleared", 400, "info", **told)]
+    assert found(write(tmp_path / "run", healthy_rows(0), events)) == []
+
+
+def test_the_limits_can_be_moved(tmp_path: Path) -> None:
+    run = lr_too_high(tmp_path / "run", 0, True)
+    assert found(run) == ["run.lr_too_high"]
+    assert found(run, limits=Limits(cosine_low=-0.9)) == []
+
+
+def test_the_fix_is_a_value_where_the_learning_rate_is_known(tmp_path: Path) -> None:
+    (finding,) = diagnose_run(lr_too_high(tmp_path / "run", 0, True))
+    assert finding.fix == "train.learning_rate: 6.7e-06"
+    assert finding.severity == "warning"
+
+
+def test_what_is_not_finite_names_step_and_layer(tmp_path: Path) -> None:
+    (finding,) = diagnose_run(nonfinite(tmp_path / "run", 0, True))
+    assert finding.severity == "critical"
+    assert finding.evidence["step"] == 501
+    assert finding.evidence["layers"] == ["blocks.0", "head"]
+    assert "blocks.0" in finding.message
+
+
+def test_a_planned_restart_of_the_learning_rate_is_no_fault(tmp_path: Path) -> None:
+    """Cosine with warm restarts: down in 120 steps, up in one."""
+    rows = changed(
+        healthy_rows(0), train__lr=lambda step, _: 1e-5 * (1 + np.cos(np.pi * (step % 120) / 120)) + 1e-9
+    )
+    assert found(write(tmp_path / "run", rows)) == []
+
+
+def test_an_evened_out_imbalance_is_information(tmp_path: Path) -> None:
+    rows = healthy_rows(0)
+    for row in rows:
+        if "health/gw_ratio/model.layers.3" in row:
+            row["health/gw_ratio/model.layers.3"] *= 80
+    (finding,) = diagnose_run(write(tmp_path / "run", rows))
+    assert finding.check == "run.layer_imbalance"
+    assert finding.severity == "info"
+
+
+def test_a_folder_that_is_gone_costs_only_what_needs_its_rows(tmp_path: Path) -> None:
+    """A Run may be made from something else than a folder."""
+    run = lr_too_high(tmp_path / "run", 0, True)
+    shutil.rmtree(tmp_path / "run")
+    assert found(run) == ["run.lr_too_high"]

@@ -1,0 +1,280 @@
+"""``pgs validate`` on rows: what is counted, in one process or several, and what cannot be checked at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cases.build import rows, sentence, write_rows
+from tests.preflight.conftest import MODEL, conversation
+
+from palingenesis.errors import ConfigError
+from palingenesis.findings.render import to_json
+from palingenesis.preflight.samples import Reader, batches, mask_options, rows_of, sources_of
+from palingenesis.preflight.tally import NAMED, Tally
+from palingenesis.preflight.target import target_of, tokenizer_of
+from palingenesis.preflight.validate import validate
+from palingenesis.preflight.validate_findings import copies
+from palingenesis.sft.config.load import option_names
+from palingenesis.sft.config.whole import TrainConfig
+
+OK = conversation("Hi", "Hello.")
+
+
+def checked(path: Path, *options: tuple[str, str], **how: Any) -> Any:
+    return validate(target_of(None, options, MODEL, str(path)), **how)
+
+
+def test_healthy_rows_make_no_finding_and_many_facts(write: Callable[..., Path]) -> None:
+    report = checked(write(*rows(20, turns=2)))
+    assert report.findings == () and report.code == 0
+    facts = report.facts["train"]
+    assert facts["rows"] == facts["used"] == facts["samples"] == 20
+    assert facts["loss_share"]["p0"] <= facts["loss_share"]["p50"] <= facts["loss_share"]["p100"] < 1
+    assert [turn["answers"] for turn in facts["loss_tokens_by_turn"]] == [20, 20]
+    assert facts["scripts"] == {"Latin": 20}
+    assert facts["batches"]["packing"]["packed_rows"] < 20
+    json.dumps(to_json(report), allow_nan=False)
+
+
+def test_the_counts_are_those_of_the_samples(write: Callable[..., Path]) -> None:
+    path = write(*rows(15))
+    config = target_of(None, (), MODEL, str(path))
+    reader = Reader(tokenizer_of(config), mask_options(config))
+    found: list[Any] = []
+    for source, row in rows_of(sources_of(config, "train"), None):
+        found += reader.read(source, row)  # type: ignore[arg-type]
+    facts = checked(path).facts["train"]
+    assert facts["tokens"] == sum(len(sample.encoded.input_ids) for sample in found)
+    assert facts["loss_tokens"] == sum(sample.encoded.loss_tokens for sample in found)
+
+
+def test_padding_is_that_of_the_batches(write: Callable[..., Path]) -> None:
+    made = rows(20)
+    for row in made[::4]:
+        row["messages"][1]["content"] += " word" * 30
+    path = write(*made)
+    config = target_of(None, [("train.per_device_batch_size", "4")], MODEL, str(path))
+    reader = Reader(tokenizer_of(config), mask_options(config))
+    found: list[Any] = []
+    for source, row in rows_of(sources_of(config, "train"), None):
+        found += reader.read(source, row)  # type: ignore[arg-type]
+    cells = sum(batch.tensors["input_ids"].numel() for batch in batches(found, config, reader.tokenizer))
+    tokens = sum(len(sample.encoded.input_ids) for sample in found)
+    batch_facts = validate(config).facts["train"]["batches"]
+    assert batch_facts["padding_share_checked"] == pytest.approx(1 - tokens / cells)
+    assert 0 < batch_facts["padding_share"] < 1
+
+
+def broken_rows(count: int) -> list[Any]:
+    made: list[Any] = [*rows(count), *rows(5)]
+    made[3] = "{"
+    made[count // 2]["messages"][1]["content"] = " "
+    made[count - 2]["messages"][0]["content"] = "Voilà l’été".encode().decode("cp1252")
+    return made
+
+
+def test_several_processes_find_what_one_finds(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", broken_rows(700))
+    seen: list[int] = []
+    alone = checked(path, num_samples=None, processes=1)
+    several = checked(path, num_samples=None, processes=2, progress=seen.append)
+    assert len(seen) == 3 and sum(seen) == 705
+    assert to_json(several) == to_json(alone)
+    assert {finding.check for finding in alone.findings} == {
+        "data.broken_json",
+        "data.empty_answer",
+        "data.mojibake",
+        "data.duplicates",
+    }
+
+
+def test_lines_are_named_and_only_so_many(write: Callable[..., Path]) -> None:
+    made: list[Any] = rows(60)
+    for at in range(40):
+        made[at] = "{"
+    (finding,) = (f for f in checked(write(*made)).findings if f.check == "data.broken_json")
+    assert finding.evidence["lines"] == list(range(1, NAMED + 1))
+    assert finding.evidence["count"] == 40
+    assert "line 1: not JSON" in finding.message
+
+
+def test_lines_of_several_sources_go_by_source(tmp_path: Path) -> None:
+    one = write_rows(tmp_path / "one.jsonl", [*rows(10), "{"])
+    two = write_rows(tmp_path / "two.jsonl", ["{", *rows(10, first=50)])
+    sources = f"[{{dataset: '{one}'}}, {{dataset: '{two}', weight: 2}}]"
+    config = target_of(None, [("data.dataset", "null"), ("data.sources", sources)], MODEL, "unused")
+    report = validate(config, num_samples=None)
+    (finding,) = report.findings
+    assert finding.evidence["lines"] == {"one": [11], "two": [1]}
+    assert report.facts["train"]["by_source"]["two"]["samples"] == 10
+
+
+def test_how_many_rows(write: Callable[..., Path]) -> None:
+    path = write(*rows(30))
+    assert checked(path, num_samples=7).facts["train"]["rows"] == 7
+    assert checked(path, num_samples=None).facts["train"]["rows"] == 30
+    with pytest.raises(ConfigError, match="at least 1"):
+        checked(path, num_samples=0)
+
+
+def test_evaluation_data_is_checked_too(tmp_path: Path, write: Callable[..., Path]) -> None:
+    held_out = write_rows(tmp_path / "held.jsonl", [*rows(6, first=90), "{"])
+    options = (("data.eval_dataset", str(held_out)),)
+    report = checked(write(*rows(20)), *options)
+    (finding,) = report.findings
+    assert finding.check == "data.broken_json" and finding.evidence["split"] == "eval"
+    assert report.facts["eval"]["samples"] == 6
+    few = checked(write(*rows(20)), *options, ("data.eval_samples", "3"))
+    assert few.facts["eval"]["rows"] == 3 and few.findings == ()
+
+
+def test_plain_text_has_no_answers_to_lose(write: Callable[..., Path]) -> None:
+    path = write(*({"text": sentence(number, 20)} for number in range(12)))
+    sources = f"[{{dataset: '{path}', mode: pretrain}}]"
+    config = target_of(None, [("data.dataset", "null"), ("data.sources", sources)], MODEL, "unused")
+    report = validate(config)
+    assert report.findings == ()
+    assert report.facts["setup"]["end_of_turn"] is None
+
+
+def test_packing_is_tried_out_and_checked(write: Callable[..., Path]) -> None:
+    options = (("data.packing", "true"), ("data.max_seq_length", "128"))
+    report = checked(write(*rows(30)), *options)
+    assert report.findings == ()
+    assert report.facts["train"]["batches"]["padding_share_checked"] == 0
+
+
+def test_a_model_that_cannot_be_built_proves_nothing(write: Callable[..., Path]) -> None:
+    options = (
+        ("data.packing", "true"),
+        ("data.max_seq_length", "128"),
+        ("model.attn_implementation", "no_such_attention"),
+    )
+    report = checked(write(*rows(12)), *options)
+    assert [finding.check for finding in report.findings] == ["data.packing_unproven"]
+    assert report.code == 0
+
+
+def test_every_fix_names_an_option_that_exists(tmp_path: Path) -> None:
+    from tests.cases.test_cases import CASES, run
+
+    names = set(option_names(TrainConfig))
+    chosen = [name for name in CASES if name in ("broken_json", "answers_cut", "duplicates", "empty_answer")]
+    assert len(chosen) == 4
+    for name in chosen:
+        report, _ = run(name, tmp_path / name, healthy=False)
+        for finding in report.findings:
+            assert any(option in finding.fix for option in names), finding
+
+
+def test_every_rule_names_an_option_that_exists() -> None:
+    from palingenesis.preflight.validate_rules import COLLATOR, RULES
+
+    names = set(option_names(TrainConfig))
+    for rule in RULES:
+        assert rule.fix == COLLATOR or any(option in rule.fix for option in names), rule
+
+
+# -- what cannot be checked --------------------------------------------------------------------------------
+
+_LINE = json.dumps(OK) + "\n"
+UNREADABLE: dict[str, tuple[str, bytes, str]] = {
+    "missing": ("", b"", "there is no file or folder"),
+    "empty": ("rows.jsonl", b"", "holds no row"),
+    "blank": ("rows.jsonl", b"\n \n", "holds no row"),
+    "no json": ("rows.jsonl", b"one\ntwo\n", "none of the 2 rows .* line 1: not JSON"),
+    "wrong field": (
+        "rows.jsonl",
+        _LINE.replace("messages", "dialog").encode(),
+        "it has dialog; set data.messages",
+    ),
+    "utf-16": ("rows.jsonl", _LINE.encode("utf-16"), "is UTF-16 text: save it as UTF-8"),
+    "utf-16 without a mark": ("rows.jsonl", _LINE.encode("utf-16-le"), "is UTF-16 text: save it as UTF-8"),
+    "gzip": ("rows.jsonl.gz", gzip.compress(_LINE.encode()), "is compressed with gzip: unpack it"),
+    "gzip by another name": ("rows.jsonl", gzip.compress(_LINE.encode()), "is compressed with gzip"),
+    "csv": ("rows.csv", b"a,b\n", "does not end in .jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_one_line_for_what_cannot_be_read(name: str, tmp_path: Path) -> None:
+    file, held, told = UNREADABLE[name]
+    path = tmp_path / (file or "nothing.jsonl")
+    if file:
+        path.write_bytes(held)
+    with pytest.raises(ConfigError, match=told) as error:
+        checked(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_without_files(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ConfigError, match="holds no file that ends in"):
+        checked(tmp_path / "data")
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + _LINE.encode())
+    assert checked(path).findings == ()
+
+
+def test_a_broken_line_is_named_and_the_rest_checked(write: Callable[..., Path]) -> None:
+    report = checked(write(OK, '{"messages": [', conversation("Ho", "Hello!")))
+    (finding,) = report.findings
+    assert finding.check == "data.broken_json" and finding.evidence["lines"] == [2]
+    assert report.facts["train"]["used"] == 2
+
+
+def test_a_file_is_read_only_as_far_as_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        for row in rows(40):
+            file.write(json.dumps(row) + "\n")
+        file.truncate(200 * 1024 * 1024)  # a hole: reading on would be seen as one line of 200 MB
+    import tracemalloc
+
+    tracemalloc.start()
+    report = checked(path, num_samples=20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.findings == ()
+    assert peak < 100 * 1024 * 1024
+
+
+# -- parts -------------------------------------------------------------------------------------------------
+
+
+def test_copies_come_in_groups() -> None:
+    import numpy as np
+
+    hashes = np.array([5, 1, 5, 2, 1, 1], dtype=np.uint64)
+    assert copies(hashes) == [[0, 2], [1, 4, 5]]
+    assert copies(np.array([1, 2], dtype=np.uint64)) == []
+
+
+def test_tallies_join_as_if_counted_at_once() -> None:
+    one, two = Tally(), Tally()
+    for tally, source, lines in ((one, "a", (1, 2)), (two, "b", (1,)), (two, "a", (3,))):
+        for line in lines:
+            tally.rows[source] += 1
+            tally.source.append(tally.index_of(source))
+            tally.line.append(line)
+            tally.note("data.x", source, line, f"{source}{line}")
+            tally.count_turn(line % 2, 10)
+    one.join(two)
+    assert one.rows == {"a": 3, "b": 1}
+    assert [(one.sources[index], line) for index, line in zip(one.source, one.line, strict=True)] == [
+        ("a", 1),
+        ("a", 2),
+        ("b", 1),
+        ("a", 3),
+    ]
+    assert one.seen["data.x"].places == [("a", 1), ("a", 2), ("b", 1), ("a", 3)]
+    assert one.seen["data.x"].example == "a1"
+    assert one.by_turn == [(1, 10), (3, 30)]
