@@ -50,12 +50,11 @@ def where_to_start(config: TrainConfig) -> Start:
     Raises:
         ConfigError: the folder holds another run, cannot be one, or there is no such checkpoint.
     """
-    folder, wanted = Path(config.train.output_dir).expanduser(), config.train.resume_from
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"train.output_dir: {str(folder)!r} is a file; give a folder for the run")
+    folder, wanted = _usable(config.train.output_dir), config.train.resume_from
     there = (folder / RUN_FILE).exists()
+    holds_a_run = there or any(folder.glob("checkpoint-*"))
     if wanted is None:
-        if there or any(folder.glob("checkpoint-*")):
+        if holds_a_run:
             raise ConfigError(
                 f"train.output_dir: {str(folder)!r} holds a run: set train.resume_from to auto to go on with "
                 "it, or give another folder"
@@ -65,12 +64,26 @@ def where_to_start(config: TrainConfig) -> Start:
         checkpoint, passed_over = newest(folder)
         return Start(checkpoint, there, passed_over)
     checkpoint = given(wanted)
-    if there and checkpoint.folder.resolve().parent != folder.resolve():
+    if holds_a_run and checkpoint.folder.resolve().parent != folder.resolve():
         raise ConfigError(
             f"train.output_dir: {str(folder)!r} holds another run than the checkpoint {wanted!r}: give a new "
             "folder, or a checkpoint in this one"
         )
     return Start(checkpoint, there, [])
+
+
+def _usable(output_dir: str) -> Path:
+    try:
+        folder = Path(output_dir).expanduser()
+        for path in (folder, *folder.parents):
+            if path.exists() and not path.is_dir():
+                raise ConfigError(f"train.output_dir: {str(path)!r} is a file; give a folder for the run")
+    except (OSError, RuntimeError) as error:  # not allowed to look, a name too long, a home that nobody has
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"train.output_dir: {output_dir!r} cannot be used ({reason}); give another folder"
+        ) from None
+    return folder
 
 
 def order_of_data(config: TrainConfig, world_size: int) -> dict[str, str]:

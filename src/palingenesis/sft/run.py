@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.config import MonitorConfig
-from palingenesis.errors import MissingExtraError
+from palingenesis.errors import ConfigError, MissingExtraError
 from palingenesis.sft.resume import Start, order_of_data, require_same_order, where_to_start
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TrainResult:
         steps: optimizer steps done, of all starts.
         loss: of the last step; ``None`` if there was none to do.
         eval_loss: the best, and ``best_checkpoint`` the one that has it; ``None`` without evaluation.
-        main: this is the process that speaks for all.
+        main: this is the process that speaks for all, of ``processes``.
     """
 
     folder: Path
@@ -56,6 +56,7 @@ class TrainResult:
     eval_loss: float | None
     best_checkpoint: Path | None
     main: bool
+    processes: int
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -73,7 +74,12 @@ def train(config: TrainConfig) -> TrainResult:
 
     state = PartialState(cpu=_on_cpu())
     folder = Path(config.train.output_dir).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"train.output_dir: {str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
+        ) from None
     # From here on rank 0 writes into the folder, which all have looked at.
     state.wait_for_everyone()
     from palingenesis.sft.telling import telling
@@ -122,6 +128,7 @@ class _Run:
             eval_loss=trainer.state.best_metric,
             best_checkpoint=None if best is None else Path(best),
             main=_rank() == 0,
+            processes=_ranks(),
         )
 
     # -- the parts ---------------------------------------------------------------------------------------
@@ -364,6 +371,15 @@ def _on_cpu() -> bool:
     import torch
 
     return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+
+
+def leave_together() -> None:
+    """The end of a program of several processes: no one leaves while another still talks to it."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _require_packages() -> None:

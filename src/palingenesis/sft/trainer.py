@@ -20,6 +20,7 @@ import torch
 from transformers import Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
+from palingenesis.sft.checkpoints import unmark
 from palingenesis.sft.evaluation import Evaluation
 from palingenesis.sft.forward_only import forward_only
 from palingenesis.sft.head import read_head_inside
@@ -177,6 +178,7 @@ class FineTuner(SFTTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.stopwatch.apart("train/checkpoint_s"):
+            unmark(Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}")
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
