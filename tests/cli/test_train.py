@@ -1,4 +1,4 @@
-"""``pgs train``: what it prints, its exit code, and one line for whatever cannot work, with nothing left behind."""
+"""``pgs train``: what it prints, its exit code, and one line for whatever cannot work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.sft.runs import make_rows, settings, write
 
 from palingenesis.cli import main
-from tests.sft.runs import make_rows, settings, write
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.sft.runs import rows_of, settings
 
 from palingenesis.record.reader import load_run
 from palingenesis.sft.config import TrainConfig
 from palingenesis.sft.run import train
-from tests.sft.runs import rows_of, settings
 
 # Trains several configurations one after the other: starting processes takes longer than training.
 PROGRAM = """

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.sft.runs import rows_of, settings, write
 
 from palingenesis.errors import ConfigError
 from palingenesis.record.reader import load_run
 from palingenesis.sft.config import TrainConfig
 from palingenesis.sft.run import train
-from tests.sft.runs import rows_of, settings, write
 
 STEPS = 12
 
@@ -144,6 +144,19 @@ def test_an_explicit_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path / "whole")) == STEPS + STEPS - 4
 
 
+def test_a_way_that_was_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    """From checkpoint 4 again, killed before the next one: the old checkpoints 8 and 12 are no way on."""
+    made = run_settings(tmp_path, "run", train__keep_checkpoints=9)
+    train(TrainConfig(**made))
+    made["train"]["resume_from"] = str(tmp_path / "run" / "checkpoint-4")
+    killed(tmp_path, made, "RowCallback", "on_step_begin", 4)
+    made["train"]["resume_from"] = "auto"
+    train(TrainConfig(**made))
+    record = load_run(tmp_path / "run")
+    assert [event.from_step for event in record.events if event.event == "run_resumed"] == [4, 4]
+    assert "checkpoint-12 is left behind" in (tmp_path / "run" / "train.log").read_text("utf-8")
+
+
 def test_a_run_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     made = run_settings(tmp_path, "run")
     train(TrainConfig(**made))
@@ -165,6 +178,16 @@ def test_other_data_cannot_be_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.last_turn_only is not what it was"):
         train(TrainConfig(**made))
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == record
+
+
+def test_rows_that_changed_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    made = run_settings(tmp_path, "run")
+    train(TrainConfig(**made))
+    made["train"] |= {"resume_from": "auto", "max_steps": 20}
+    text = (tmp_path / "rows.jsonl").read_text("utf-8")
+    (tmp_path / "rows.jsonl").write_text(text + text.splitlines()[0] + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the data, the tokenizer or its chat template are not"):
+        train(TrainConfig(**made))
 
 
 def test_a_longer_run_goes_on(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sft.runs import make_model, rows_of, settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -20,7 +21,6 @@ from palingenesis.sft.data import Quarantine, collator
 from palingenesis.sft.model import load_tokenizer
 from palingenesis.sft.run import TrainResult, train
 from palingenesis.sft.stream import training_stream
-from tests.sft.runs import make_model, rows_of, settings
 
 
 def run(tmp_path: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
@@ -69,8 +69,8 @@ def test_the_lines_of_a_run(tmp_path: Path) -> None:
     steps = [line for line in lines if " step=" in line]
     assert len(steps) == 6
     shape = (
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO step=3 loss=\d\.\d{4} lr=\d\.\d\de-\d\d grad_norm=\d\.\d{3} "
-        r"tok/s=\d+ dt=\d+\.\d\ds .*eval/loss=\S+ eval/ppl=\S+ eval/gap=\S+"
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO step=3 loss=\d\.\d{4} lr=\d\.\d\de-\d\d "
+        r"grad_norm=\d\.\d{3} tok/s=\d+ dt=\d+\.\d\ds .*eval/loss=\S+ eval/ppl=\S+ eval/gap=\S+"
     )
     assert re.fullmatch(shape, steps[2]), steps[2]
     assert "health/grad_cosine_sim=" in steps[3]

@@ -7,6 +7,7 @@ the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ class RowCallback(TrainerCallback):
         metrics = metrics or {}
         self._add({state.global_step: self._maker.evaluation(metrics)})
         loss = metrics["eval_loss"]
-        if self._best is None or loss < self._best:
+        if math.isfinite(loss) and (self._best is None or not self._best <= loss):  # the best may be NaN
             self._best = loss
             # The trainer keeps the best checkpoint only if there is one of that step.
             control.should_save = True

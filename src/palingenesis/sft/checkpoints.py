@@ -77,6 +77,12 @@ def newest(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, passed_over
 
 
+def newer(output_dir: Path, step: int) -> list[Path]:
+    """Checkpoints of later steps that pass for whole."""
+    later = (folder for folder in _folders(output_dir) if _step_of(folder) > step)
+    return sorted(folder for folder in later if (folder / MARK).exists())
+
+
 def given(path: str) -> Checkpoint:
     """The checkpoint that a user names.
 

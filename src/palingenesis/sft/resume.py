@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palingenesis.errors import ConfigError
 from palingenesis.record.format import RUN_FILE
-from palingenesis.sft.checkpoints import Checkpoint, given, newest
+from palingenesis.sft.checkpoints import Checkpoint, given, newer, newest, unmark
+from palingenesis.sft.stream import fingerprint
 
 if TYPE_CHECKING:
     from palingenesis.sft.config import TrainConfig
+    from palingenesis.sft.stream import Stream
 
 log = logging.getLogger("palingenesis")
 
 AUTO = "auto"
+_FIRST = 64
 
 
 class Start(NamedTuple):
@@ -95,6 +98,35 @@ def order_of_data(config: TrainConfig, world_size: int) -> dict[str, str]:
     kept |= {"train.seed": train.seed, "model.chat_template": config.model.chat_template}
     kept["train.per_device_batch_size × gradient_accumulation_steps × processes"] = window
     return {name: _digest(value) for name, value in kept.items()}
+
+
+def first_rows(stream: Stream) -> str:
+    """A fingerprint of the first rows of a run: other data, or another tokenizer, have another."""
+    rows = (stream.dataset[place] for place in range(min(_FIRST, len(stream.dataset))))
+    return f"{fingerprint(list(rows)):012x}"
+
+
+def require_same_rows(start: Start, found: str) -> None:
+    """See that the rows themselves are those that the run began with.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    before = start.facts.get("first_rows")
+    if before not in (None, found):
+        assert start.checkpoint is not None
+        raise ConfigError(
+            "train.resume_from: the data, the tokenizer or its chat template are not what they were when "
+            f"{str(start.checkpoint.folder)!r} was written, so samples would be skipped or repeated: set them "
+            "back, or begin anew in another train.output_dir"
+        )
+
+
+def set_newer_aside(start: Start, output_dir: Path) -> None:
+    """Let no later start go on from a checkpoint that this one leaves behind: it is on another way."""
+    for folder in newer(output_dir, start.step):
+        unmark(folder)
+        log.warning("%s is left behind by going on from step %d: it counts as not whole", folder, start.step)
 
 
 def _digest(value: Any) -> str:

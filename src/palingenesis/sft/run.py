@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from palingenesis.config import MonitorConfig
 from palingenesis.errors import ConfigError, MissingExtraError
-from palingenesis.sft.resume import Start, order_of_data, require_same_order, where_to_start
+from palingenesis.sft.resume import (
+    Start,
+    first_rows,
+    order_of_data,
+    require_same_order,
+    require_same_rows,
+    set_newer_aside,
+    where_to_start,
+)
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -145,6 +153,8 @@ class _Run:
         tokenizer = load_tokenizer(config)
         with Quarantine(self._folder if main else None) as quarantine:
             stream = training_stream(config, tokenizer, quarantine, world_size=_ranks())
+            self._first_rows = first_rows(stream)
+            require_same_rows(self._start, self._first_rows)
             evaluated = evaluation_sets(config, tokenizer, quarantine)
         arguments = _arguments(config, self._folder, stream.steps, evaluates=bool(evaluated))
         model = load_model(config, tokenizer)
@@ -204,7 +214,10 @@ class _Run:
         _use_own_lines(trainer)
         rows.join(trainer.ledger, trainer.stopwatch)
         require_exact(trainer.network, len(tokenizer))
-        facts = lambda: {"order": self._order, "tokens": maker.tokens_of_all}  # noqa: E731 - read when it is written
+
+        def facts() -> dict[str, Any]:
+            return {"order": self._order, "first_rows": self._first_rows, "tokens": maker.tokens_of_all}
+
         for callback in (
             rows,
             health,
@@ -220,7 +233,10 @@ class _Run:
 
         self._teller.begin(state.global_step, state.max_steps)
         options = self._config.logging
-        if not state.is_world_process_zero or not options.trackers:
+        if not state.is_world_process_zero:
+            return
+        set_newer_aside(self._start, self._folder)
+        if not options.trackers:
             return
         self._workers = start(
             options.trackers,
