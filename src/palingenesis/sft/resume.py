@@ -117,7 +117,7 @@ def require_same_rows(start: Start, found: str) -> None:
         assert start.checkpoint is not None
         raise ConfigError(
             "train.resume_from: the data, the tokenizer or its chat template are not what they were when "
-            f"{str(start.checkpoint.folder)!r} was written, so samples would be skipped or repeated: set them "
+            f"{str(start.checkpoint.folder)!r} was written, so rows would be skipped or repeated: set them "
             "back, or begin anew in another train.output_dir"
         )
 
