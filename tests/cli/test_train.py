@@ -96,6 +96,9 @@ def other_rows(folder: Path) -> None:
         ({"plugins__dft": True, "plugins__deft": True}, None, r"plugins"),
         ({"model__use_liger_kernel": True}, None, r"use_liger_kernel"),
         ({"train__per_device_batch_size": 1000}, None, r"one batch takes 1000"),
+        ({"data__eval_dataset": "./nothing.jsonl"}, None, r"data\.eval_dataset: there is no file"),
+        ({"model__lora": {"targets": ["lm_head"]}}, None, r"leave the head out of model\.lora\.targets"),
+        ({"train__optimizer": "adamw_8bit"}, None, r"adamw_8bit needs a CUDA device"),
         ({"data__packing": True, "model__attn_implementation": "no_such"}, None, r"no_such"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -190,10 +191,41 @@ def test_rows_that_changed_cannot_be_gone_on_with(tmp_path: Path) -> None:
         train(TrainConfig(**made))
 
 
-def test_a_longer_run_goes_on(tmp_path: Path) -> None:
+def test_a_longer_run_goes_on_by_the_longer_schedule(tmp_path: Path) -> None:
     made = run_settings(tmp_path, "run")
     train(TrainConfig(**made))
-    made["train"] |= {"resume_from": "auto", "max_steps": STEPS + 3}
+    made["train"] |= {"resume_from": "auto", "max_steps": STEPS + 4}
     done = train(TrainConfig(**made))
-    assert done.steps == STEPS + 3
-    assert sorted(current_rows(tmp_path / "run")) == list(range(1, STEPS + 4))
+    assert done.steps == STEPS + 4
+    rows = current_rows(tmp_path / "run")
+    assert sorted(rows) == list(range(1, STEPS + 5))
+    for step in range(STEPS + 1, STEPS + 5):
+        # One step of warm-up; step k uses the rate after k - 1 steps.
+        through = (step - 1 - 1) / (STEPS + 4 - 1)
+        assert rows[step]["train/lr"] == pytest.approx(1e-2 * (1 + math.cos(math.pi * through)) / 2)
+
+
+def test_a_resumed_run_has_the_rate_it_is_given_now(tmp_path: Path) -> None:
+    made = run_settings(tmp_path, "run", train__keep_checkpoints=9)
+    train(TrainConfig(**made))
+    before = current_rows(tmp_path / "run")
+    made["train"] |= {
+        "resume_from": str(tmp_path / "run" / "checkpoint-4"),
+        "learning_rate": 1e-4,
+        "weight_decay": 0.5,
+    }
+    train(TrainConfig(**made))
+    after = current_rows(tmp_path / "run")
+    for step in range(5, STEPS + 1):
+        assert after[step]["train/lr"] == pytest.approx(before[step]["train/lr"] / 100)
+    state = torch.load(tmp_path / "run" / "checkpoint-12" / "optimizer.pt", weights_only=True)
+    assert {group["weight_decay"] for group in state["param_groups"]} == {0.0, 0.5}
+
+
+def test_shards_are_not_read_as_a_whole(tmp_path: Path) -> None:
+    made = run_settings(tmp_path, "run")
+    train(TrainConfig(**made))
+    (tmp_path / "run" / "checkpoint-12" / "sharded").mkdir()
+    made["train"] |= {"resume_from": "auto", "max_steps": STEPS + 1}
+    with pytest.raises(ConfigError, match=r"written with parallel\.strategy fsdp2 and this run has ddp"):
+        train(TrainConfig(**made))

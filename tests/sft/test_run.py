@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.sft.runs import make_model, rows_of, settings
+from tests.sft.runs import make_model, rows_of, settings, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -50,8 +53,9 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
         assert {"train/lr", "train/step_time_s", "train/tokens_per_sec", "train/epoch"} <= set(row)
         assert row["health/output_entropy"] > 0
         assert row["train/epoch"] == pytest.approx(row["train/global_step"] / 15)  # 90 rows, 6 a step
-    assert [row["train/global_step"] for row in rows if "train/eval_s" in row] == [4]
-    assert "train/checkpoint_s" in rows[3]
+    for name in ("train/eval_s", "train/checkpoint_s"):
+        assert [row["train/global_step"] for row in rows if name in row] == [3, 6]
+    assert not (folder / "README.md").exists()
     assert "train/mfu" not in rows[-1] or torch.cuda.is_available()
     state = json.loads((folder / "checkpoint-6" / "trainer_state.json").read_text())
     logged = [entry for entry in state["log_history"] if "loss" in entry]
@@ -214,6 +218,7 @@ def test_stop_on_ends_a_run_that_is_lost(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_used_are_kept_with_the_reason(tmp_path: Path) -> None:
+    """And told of in the log."""
     made = settings(tmp_path)
     with (tmp_path / "rows.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"messages": [{"role": "user", "content": "hello"}]}\n{"mess')
@@ -221,3 +226,28 @@ def test_rows_that_cannot_be_used_are_kept_with_the_reason(tmp_path: Path) -> No
     skipped = [json.loads(line) for line in (tmp_path / "run" / "skipped_rows.jsonl").open(encoding="utf-8")]
     assert [row["line"] for row in skipped] == [91, 92]
     assert skipped[1]["kind"] == "broken_json"
+    log = (tmp_path / "run" / "train.log").read_text("utf-8")
+    assert "2 rows skipped (1 role_order, 1 broken_json)" in log and "skipped_rows.jsonl" in log
+
+
+def test_sigterm_ends_a_run_with_its_record_closed(tmp_path: Path) -> None:
+    made = settings(tmp_path, train__max_steps=10_000)
+    path = write(tmp_path, made)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "palingenesis", "train", "--config", str(path)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step=3 "):
+            process.terminate()
+            break
+    rest = process.stderr.read()
+    assert process.wait(60) == 130
+    assert "--train.resume_from auto goes on" in rest and "Traceback" not in rest
+    record = load_run(tmp_path / "run")
+    assert record.verdict == "INTERRUPTED" and record.events[-1].event == "run_ended"
+    assert record.verify().ok

@@ -18,9 +18,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_laps(clock: list[float]) -> None:
     watch = Stopwatch()
     clock[0] += 2.0
-    assert watch.lap() == (2.0, {})
+    assert watch.lap() == 2.0
     clock[0] += 0.5
-    assert watch.lap() == (0.5, {})
+    assert watch.lap() == 0.5
+    assert watch.take_apart() == {}
 
 
 def test_what_is_apart_is_not_training_and_is_told_once(clock: list[float]) -> None:
@@ -32,9 +33,11 @@ def test_what_is_apart_is_not_training_and_is_told_once(clock: list[float]) -> N
     with watch.apart("train/checkpoint_s"):
         clock[0] += 8.0
     clock[0] += 2.0
-    assert watch.lap() == (3.0, {"train/eval_s": 8.0, "train/checkpoint_s": 8.0})
+    assert watch.lap() == 3.0
+    assert watch.take_apart() == {"train/eval_s": 8.0, "train/checkpoint_s": 8.0}
+    assert watch.take_apart() == {}
     clock[0] += 1.0
-    assert watch.lap() == (1.0, {})
+    assert watch.lap() == 1.0
 
 
 def test_what_fails_apart_was_apart_too(clock: list[float]) -> None:
@@ -48,7 +51,8 @@ def test_what_fails_apart_was_apart_too(clock: list[float]) -> None:
     with pytest.raises(ZeroDivisionError):
         evaluate()
     clock[0] += 1.0
-    assert watch.lap() == (1.0, {"train/eval_s": 4.0})
+    assert watch.lap() == 1.0
+    assert watch.take_apart() == {"train/eval_s": 4.0}
 
 
 def test_a_restart_forgets(clock: list[float]) -> None:
@@ -58,4 +62,4 @@ def test_a_restart_forgets(clock: list[float]) -> None:
     clock[0] += 4.0
     watch.restart()
     clock[0] += 1.0
-    assert watch.lap() == (1.0, {})
+    assert watch.lap() == 1.0

@@ -16,6 +16,8 @@ from palingenesis.errors import ConfigError
 
 MARK = "palingenesis_checkpoint.json"
 _WAITING = f"{MARK}.part"
+#: Where a sharded model's weights and optimizer are, in a checkpoint.
+SHARDS = "sharded"
 _PREFIX = "checkpoint-"
 
 

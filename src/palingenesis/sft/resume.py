@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from palingenesis.errors import ConfigError
 from palingenesis.record.format import RUN_FILE
-from palingenesis.sft.checkpoints import Checkpoint, given, newer, newest, unmark
+from palingenesis.sft.checkpoints import SHARDS, Checkpoint, given, newer, newest, unmark
 from palingenesis.sft.stream import fingerprint
 
 if TYPE_CHECKING:
@@ -131,6 +131,23 @@ def set_newer_aside(start: Start, output_dir: Path) -> None:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def require_same_sharding(start: Start, strategy: str) -> None:
+    """See that a checkpoint holds weights and optimizer in the form that they are read in.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if start.checkpoint is None:
+        return
+    written = "fsdp2" if (start.checkpoint.folder / SHARDS).is_dir() else "ddp"
+    if written != strategy:
+        raise ConfigError(
+            f"train.resume_from: {str(start.checkpoint.folder)!r} was written with parallel.strategy "
+            f"{written} and this run has {strategy}: set it to {written}, or begin anew in another "
+            "train.output_dir with model.name_or_path set to the checkpoint"
+        )
 
 
 def require_same_order(start: Start, order: dict[str, str]) -> None:
