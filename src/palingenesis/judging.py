@@ -83,10 +83,16 @@ class Judging:
         self._numbers.keep_start()
         self._write_rows()
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take in what the training loop says of a step; from then on rows wait for it, and for no check."""
+    def log(self, step: int, values: Mapping[str, Any], now: int) -> None:
+        """Take in what the training loop says of a step; from then on rows wait for it, and for no check.
+
+        Args:
+            step: which may be still to come, and then waits for others to be told of.
+            values: by name.
+            now: the last step.
+        """
         self._numbers.rows.add_own(step, values)
-        self._logged = max(self._logged or 0, step)
+        self._logged = max(self._logged or 0, min(step, now))
         self._write_rows(flush=True)
 
     def _follow(self, step: int, changed: Event) -> None:
@@ -211,6 +217,7 @@ class Judging:
             self._numbers.load_state_dict(state["numbers"])
         self.watchers = watchers
         self._numbers.rows.restart(step)
+        self._logged = None if self._logged is None else step
         if self.resuming:
             self._resume(step, learn=False)
         return step

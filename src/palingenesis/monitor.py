@@ -45,10 +45,9 @@ class Monitor:
     before ``optimizer.step()``; at the end :meth:`close`, or use it as a context manager.
 
     Args:
-        model: the model, wrapped (DDP, ``torch.compile``, …) or not. Nothing is registered on it but, for the
-            steps that need them, hooks on parameters.
-        optimizer: the optimizer, or several. Without one, every parameter that requires a gradient counts
-            as trained.
+        model: wrapped (DDP, ``torch.compile``, …) or not. Nothing is registered on it but, for the steps that
+            need them, hooks on parameters.
+        optimizer: one or several. Without one, every parameter that requires a gradient counts as trained.
         out: folder of the record; ``None`` keeps none.
         config: every threshold and cadence.
         check_every, warmup, sigma, layers: shortcuts that override ``config``.
@@ -56,16 +55,13 @@ class Monitor:
         name: a name for the run, shown in reports.
         resume: continue the record in ``out``, and the baselines in it.
         overwrite: replace the record in ``out``.
-        on_event, on_reading, on_row: called with every :class:`~palingenesis.Event`, every
-            :class:`~palingenesis.Reading` and every row of metrics as it is recorded, a dict (of several
-            ranks, the last two on rank 0). What they raise is logged, not passed on, and they are not called
-            again. With ``on_row`` the log has no line for each reading: that is left to who gets the rows.
+        on_event, on_reading, on_row: called with every :class:`~palingenesis.Event`, :class:`Reading` and row
+            of metrics (a dict) as it is recorded; of several ranks, the last two on rank 0. What they raise
+            is logged, and they are not called again. With ``on_row`` readings are not logged: it has them.
         gradients: ``"raw"`` if they are known to be unclipped at :meth:`step`, ``"clipped"`` if they are
             clipped, ``"released"`` if they are freed inside ``backward``, ``"unknown"`` to find out.
-        start_step: the step that training goes on from; by default the last one recorded when resuming,
-            else 0.
-        max_steps: the number of the run's last step, if it is known: a run too short for tier 3 then looks at
-            its weights at that step.
+        start_step: the step that training goes on from; by default the last recorded when resuming, else 0.
+        max_steps: the run's last step, if known: a run too short for tier 3 then looks at its weights there.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -163,7 +159,7 @@ class Monitor:
         return self._judging.newest
 
     def _try(self, part: Callable[..., None], *given: Any) -> bool:
-        """Whether a part of a step went well: a failing monitor must never end the run."""
+        """Whether a part of a step went well. A failing monitor must never end the run."""
         try:
             part(*given)
         except Exception as error:  # noqa: BLE001 - as above
@@ -193,10 +189,9 @@ class Monitor:
             labels: ``[..., T]``; −100 bears no loss.
             attention_mask: ``[B, T]``, 0 where padding is.
             shifted: labels are targets as they stand; by default a row's first label is nobody's target.
-            weight: what the micro-batch's mean loss counts for in the step's loss: ``"tokens"`` for its share
-                of the step's loss-bearing tokens; the same number with each where the step's loss is a mean
-                of the micro-batches' means. Without it micro-batches of unequal size are not compared for
-                the noise scale.
+            weight: what its mean loss counts for in the step's loss: ``"tokens"`` for its share of the step's
+                loss-bearing tokens; the same number with each where the step's loss is a mean of means.
+                Without it micro-batches of unequal size are not compared for the noise scale.
         """
         outputs = self._numbers.tiers.outputs
         self._try(lambda: outputs.batch(labels, attention_mask, shifted=shifted, weight=weight))
@@ -218,10 +213,10 @@ class Monitor:
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Add numbers of your own to the row of a step that is over, which is then written without delay.
 
-        A loop that has called this is taken to go on doing so: rows wait for it, up to a few thousand.
+        Once it is called, rows (up to a few thousand) wait for it, and not for checks, with their losses.
 
         Args:
-            values: by flat name, such as ``train/tokens_per_sec``. They hold against the monitor's own.
+            values: by flat name, ``train/loss`` among them. They hold against the monitor's own.
             step: by default the last one; 0 before the first.
 
         Raises:
@@ -229,13 +224,15 @@ class Monitor:
         """
         if self._closed:
             raise MonitorClosedError("log() after close(): the record is written already")
+        if not self._begun:  # rows up to here were written before this start
+            self._numbers.rows.restart(self._step)
         at = self._step if step is None else step
-        self._try(lambda: self._judging.log(at, {"time": time.time(), **values}))
+        self._try(lambda: self._judging.log(at, {"time": time.time(), **values}, self._step))
 
     def learn_order(self, loss: torch.Tensor) -> None:
-        """Learn from a loss with its graph in which order the layers run, as :meth:`step` does with its own.
+        """Learn once, from a loss with its graph, in which order the layers run. :meth:`step` does it too.
 
-        Needed once; without it layers are taken to run in the order of their registration.
+        Without it they are taken to run in the order of their registration.
         """
         if self._order_is_known or loss.grad_fn is None:
             return
@@ -260,9 +257,7 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._closed:
             self._end(error)
 
@@ -365,8 +360,7 @@ class Monitor:
         self._numbers.look(self._step, self._gatherer.reader.norms(self._step), self._heard)
 
     def _send(self) -> None:
-        absent = self._numbers.tiers.hearing.absent(self._heard)
-        self._sent = self._gatherer.send(self._step, absent=absent)
+        self._sent = self._gatherer.send(self._step, absent=self._numbers.tiers.hearing.absent(self._heard))
 
     def _judge(self) -> None:
         changed, self._changed = self._changed, None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sft.data.chats import CHATML, FAMILIES, make_tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from palingenesis.errors import ConfigError
 from palingenesis.sft.config import TrainConfig
@@ -220,8 +221,12 @@ def test_adapters(tmp_path: Path) -> None:
     torch.manual_seed(1)
     assert torch.equal(drawn, torch.rand(1)), "the program's own random numbers are as before"
 
-    some = both(configured(folder, lora={"targets": ["q_proj", "lm_head"]}))
-    assert sum(each.requires_grad for each in some.parameters()) == 2 * 2 + 2
+    some = both(configured(folder, lora={"targets": ["q_proj", "o_proj"]}))
+    assert sum(each.requires_grad for each in some.parameters()) == 2 * 2 * 2
+    refused(
+        lambda: both(configured(folder, lora={"targets": ["q_proj", "lm_head"]})),
+        "leave the head out of model",
+    )
     refused(lambda: both(configured(folder, lora={"targets": ["w9"]})), r"targets \['w9'\] cannot be added: ")
 
 
@@ -334,6 +339,17 @@ def test_rows_longer_than_the_models_positions_are_told(
     both(configured(folder, data={"max_seq_length": 65}))
     (record,) = caplog.records
     assert "max_seq_length is 65 and the model has positions for 64" in record.message
+
+
+@pytest.mark.parametrize("length", [65, None])
+def test_rows_longer_than_a_table_of_positions_are_refused(tmp_path: Path, length: int | None) -> None:
+    """Where positions are looked up, a longer row would end the run in its middle."""
+    folder = saved(tmp_path)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = GPT2Config(vocab_size=size, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    refused(lambda: both(configured(folder, data={"max_seq_length": length})), "table of 64 positions")
+    both(configured(folder, data={"max_seq_length": 64}))
 
 
 # -- sharded -----------------------------------------------------------------------------------------------

@@ -97,6 +97,21 @@ def test_rows_are_what_the_definitions_say(tmp_path: Path, objective: str) -> No
             assert row["train/token_gate"] == pytest.approx(gate, rel=1e-5)
 
 
+def test_the_last_step_may_have_fewer_micro_batches(tmp_path: Path) -> None:
+    made = settings(tmp_path, train__save_steps=1, train__keep_checkpoints=9, train__max_steps=None)
+    made["train"] |= {"per_device_batch_size": 4, "gradient_accumulation_steps": 4}
+    config = TrainConfig(**made)
+    done = train(config)
+    stream = training_stream(config, load_tokenizer(config), Quarantine(None), world_size=1)
+    assert len(stream.dataset) == 88 and stream.left_out == 2  # five whole steps and a half one
+    assert done.steps == stream.steps == 6
+    rows = rows_of(tmp_path / "run")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-5", dtype=torch.float64)
+    loss, _, _, tokens = reference("ce", model, [stream.dataset[i] for i in range(80, 88)])
+    assert rows[5]["train/loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert rows[5]["train/tokens_total"] - rows[4]["train/tokens_total"] == tokens
+
+
 def test_packed_rows_have_the_loss_of_their_documents(tmp_path: Path) -> None:
     config = TrainConfig(**settings(tmp_path, data__packing=True, plugins__cadft=True, train__max_steps=2))
     train(config)

@@ -13,7 +13,7 @@ from torch import nn
 from palingenesis import Monitor, MonitorConfig
 from palingenesis.reading import Reading
 from palingenesis.tiers import console
-from palingenesis.tiers.console import Console
+from palingenesis.tiers.console import Console, line_of
 
 
 @pytest.fixture
@@ -133,3 +133,60 @@ def test_a_line_reads_back_as_the_reading(caplog: pytest.LogCaptureFixture) -> N
     for name, value in found[11].items():
         if name.startswith("health/"):
             assert float(value) == pytest.approx(monitor.latest[name], rel=1e-3), name
+
+
+WHOLE = {
+    "train/global_step": 100,
+    "train/loss": 1.23449,
+    "train/ppl": 3.4,
+    "train/lr": 2e-5,
+    "train/grad_norm": 0.98765,
+    "train/grad_norm_raw": 7.0,
+    "train/tokens_per_sec": 600.0,
+    "train/tokens_per_sec_global": 1234.5,
+    "train/step_time_s": 0.519,
+    "train/batch": "0000000000ff",
+    "time": 1.7e9,
+}
+
+
+def test_a_row_of_training() -> None:
+    assert line_of(WHOLE) == "step=100 loss=1.2345 lr=2.00e-05 grad_norm=0.988 tok/s=1234 dt=0.52s"
+
+
+def test_a_row_of_an_evaluation() -> None:
+    row = {
+        "train/global_step": 7,
+        "eval/loss": 2.0,
+        "eval/ppl": 7.389056,
+        "eval/gap": -0.5,
+        "eval/code/loss": 3.0,
+    }
+    assert line_of(row) == "step=7 eval/loss=2 eval/ppl=7.389 eval/gap=-0.5 eval/code/loss=3"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("health/stable_rank/model.layers.0", 3.0, ""),  # of a layer
+        ("health/gns_se", 3.0, ""),
+        ("health/gns", 3.0, " health/gns=3"),
+        ("health/gns_source", "rank", " health/gns_source=rank"),
+        ("health/alarms_active", 0, ""),
+        ("health/alarms_active", 2, " health/alarms_active=2"),
+        ("health/warnings", 0.0, ""),
+        ("health/warnings", 1.0, " health/warnings=1"),
+        ("health/alarms", 5, ""),
+        ("health/loss_spikes", 5, ""),
+        ("health/nonfinite", 5, ""),
+        ("health/checks", 5, ""),
+        ("health/verdict", 2.0, ""),
+        ("health/output_entropy", math.inf, " health/output_entropy=inf"),
+        ("eval/loss", math.nan, " eval/loss=nan"),
+        ("eval/x_se/loss", 1.0, " eval/x_se/loss=1"),  # a source's name
+        ("own/number", 1.0, ""),
+        ("lonely", 1.0, ""),
+    ],
+)
+def test_which_numbers_have_a_place(name: str, value: Any, expected: str) -> None:
+    assert line_of({"train/global_step": 1, name: value}) == f"step=1{expected}"

@@ -57,3 +57,56 @@ def test_going_back_to_an_earlier_step() -> None:
     rows.add(4, {"x": 4})
     rows.add(5, {"x": 5})
     assert rows.take(8) == [{"train/global_step": 5, "x": 5}]
+
+
+def test_what_the_loop_says_holds_whichever_comes_first() -> None:
+    rows = Rows(10)
+    rows.add(1, {"train/loss": 1.0, "train/lr": 0.1})
+    rows.add_own(1, {"train/loss": 2.0})
+    rows.add_own(2, {"train/loss": 4.0, "own/x": 1})
+    rows.add_own(2, {"own/x": 2})
+    rows.add(2, {"train/loss": 3.0})
+    assert rows.take(2) == [
+        {"train/global_step": 1, "train/loss": 2.0, "train/lr": 0.1},
+        {"train/global_step": 2, "train/loss": 4.0, "own/x": 2},
+    ]
+
+
+def test_what_the_loop_says_alone_is_a_row() -> None:
+    rows = Rows(10)
+    rows.add_own(2, {})
+    rows.add_own(3, {"own/x": 1})
+    assert len(rows) == 2
+    assert rows.take(3) == [{"train/global_step": 2}, {"train/global_step": 3, "own/x": 1}]
+
+
+def test_what_the_loop_says_too_late_is_dropped() -> None:
+    rows = Rows(10)
+    rows.add(1, {"x": 1})
+    rows.take(3)
+    rows.add_own(1, {"own/x": 1})
+    rows.add_own(3, {"own/x": 3})
+    rows.add_own(4, {"own/x": 4})
+    assert rows.take(9) == [{"train/global_step": 4, "own/x": 4}]
+
+
+def test_what_the_loop_says_is_dropped_with_its_row() -> None:
+    rows = Rows(2)
+    for step in (1, 2, 3):
+        rows.add_own(step, {"own/x": step})
+    assert len(rows) == 2
+    rows.add(1, {"x": 1})  # makes a row of step 1 again, which is the oldest
+    assert rows.take(9) == [
+        {"train/global_step": 2, "own/x": 2},
+        {"train/global_step": 3, "own/x": 3},
+    ]
+    assert not rows._own
+
+
+def test_a_restart_forgets_what_the_loop_said() -> None:
+    rows = Rows(10)
+    rows.add_own(7, {"own/x": 7})
+    rows.restart(4)
+    rows.add(7, {"x": 7})
+    rows.add_own(4, {"own/x": 4})
+    assert rows.take(9) == [{"train/global_step": 7, "x": 7}]

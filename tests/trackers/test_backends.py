@@ -20,6 +20,7 @@ from tests.trackers.readers import BACKENDS, Backend, Cells, from_trackio, ident
 from palingenesis.errors import ConfigError, MissingExtraError
 from palingenesis.record.format import STEP_KEY
 from palingenesis.trackers import NAMES, close_all, make_tracker, start
+from palingenesis.trackers.choose import require
 from palingenesis.trackers.wandb import has_key
 from palingenesis.trackers.wandb_file import held_offline, offline_files, read_rows
 
@@ -334,6 +335,26 @@ def test_an_unknown_tracker_and_a_missing_library_are_named(
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=r"palingenesis\[trackers\]"):
             make_tracker(name, tmp_path, "p")
+
+
+def test_trackers_whose_libraries_are_there_can_be_required() -> None:
+    require([])
+    require(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tracker_without_its_library_is_told_before_anything_begins(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(each for each in NAMES if each != name)
+    for module in [each for each in sys.modules if each.split(".")[0] == name]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, name, None)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MissingExtraError, match=r"palingenesis\[trackers\]") as error:
+        require(NAMES)
+    assert name in str(error.value) and "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_trackers_import_neither_torch_nor_a_backend() -> None:

@@ -21,19 +21,22 @@ def train(
 
     Any option of the configuration can be set here: --train.learning_rate 1e-5.
 
-    Exit code 0: the run is HEALTHY, 1: it is anything else, 2: it could not begin.
+    Exit code 0: the run is HEALTHY, 1: it is anything else, 2: it could not begin. Of several processes each
+    exits with 0 where one would with 1: launchers take anything else for a crash, and may start all over.
     """
     from palingenesis.record.format import REPORT_FILE
     from palingenesis.record.verdict import HEALTHY
     from palingenesis.sft.config import load_config
 
     settings = load_config(config, overrides(context))
+    from palingenesis.sft.run import leave_together
     from palingenesis.sft.run import train as run
 
     done = run(settings)
+    leave_together()
     report = done.folder / REPORT_FILE
     if not done.main:
-        return OK  # one process speaks for all
+        return OK
     if json:
         print_json(
             {
@@ -54,4 +57,4 @@ def train(
             say(f"{done.steps} steps, loss {done.loss:.4f}{best}")
         say(f"model: {done.folder / 'model'}")
         say(f"report: {report}")
-    return OK if done.verdict == HEALTHY else FOUND
+    return OK if done.verdict == HEALTHY or done.processes > 1 else FOUND

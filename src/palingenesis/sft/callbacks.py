@@ -7,6 +7,7 @@ the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class RowCallback(TrainerCallback):
         # The monitor is told before the first step that rows come from here.
         self._waiting: dict[int, dict[str, Any]] = {0: {}}
         self._best: float | None = None
+        self._began = False
 
     def join(self, ledger: Ledger, stopwatch: Stopwatch) -> None:
         """The trainer's own; they exist once it does."""
@@ -58,8 +60,7 @@ class RowCallback(TrainerCallback):
         """A step is to be logged: its row, and what the trainer keeps of it. All ranks call it."""
         assert self._ledger is not None and self._stopwatch is not None
         taken = self._ledger.take()
-        seconds, apart = self._stopwatch.lap()
-        self._add(self._maker.step(step, taken, logs, seconds, apart))
+        self._add(self._maker.step(step, taken, logs, self._stopwatch.lap()))
         self._waiting[step] |= self._health.alarms()
         row = self._waiting[step]
         return {name: row[key] for name, key in _TRAINERS_NAMES.items() if key in row}
@@ -75,11 +76,15 @@ class RowCallback(TrainerCallback):
             self._add({step: self._maker.losses(sums)})
             self._maker.count(sums)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, step: int) -> None:
+        """The rows up to a step are whole."""
+        assert self._stopwatch is not None
+        if apart := self._stopwatch.take_apart():
+            self._add({step: apart})
         monitor = self._health.monitor
         if monitor is not None:
-            for step in sorted(self._waiting):
-                monitor.log(self._waiting[step], step)
+            for at in sorted(self._waiting):
+                monitor.log(self._waiting[at], at)
         self._waiting = {}
 
     # -- the trainer's events ----------------------------------------------------------------------------
@@ -87,14 +92,16 @@ class RowCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        assert self._stopwatch is not None
-        self._stopwatch.restart()
         self._best = state.best_metric
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._hand_over()
+        assert self._stopwatch is not None
+        self._hand_over(state.global_step)
+        if not self._began:  # trackers are open by now
+            self._began = True
+            self._stopwatch.restart()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -120,7 +127,7 @@ class RowCallback(TrainerCallback):
         metrics = metrics or {}
         self._add({state.global_step: self._maker.evaluation(metrics)})
         loss = metrics["eval_loss"]
-        if self._best is None or loss < self._best:
+        if math.isfinite(loss) and (self._best is None or not self._best <= loss):  # the best may be NaN
             self._best = loss
             # The trainer keeps the best checkpoint only if there is one of that step.
             control.should_save = True
@@ -129,13 +136,13 @@ class RowCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._settle()
-        self._hand_over()
+        self._hand_over(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._settle()
-        self._hand_over()
+        self._hand_over(state.global_step)
 
 
 class MarkCallback(TrainerCallback):

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from palingenesis.errors import ConfigError
 
 MARK = "palingenesis_checkpoint.json"
+_WAITING = f"{MARK}.part"
+#: Where a sharded model's weights and optimizer are, in a checkpoint.
+SHARDS = "sharded"
 _PREFIX = "checkpoint-"
 
 
@@ -35,11 +38,16 @@ def mark(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
     files = {
         str(path.relative_to(folder)): path.stat().st_size
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MARK
+        if path.is_file() and path.name not in (MARK, _WAITING)
     }
-    waiting = folder / f"{MARK}.part"
+    waiting = folder / _WAITING
     waiting.write_text(json.dumps({"step": step, "facts": dict(facts), "files": files}), encoding="utf-8")
     os.replace(waiting, folder / MARK)
+
+
+def unmark(folder: Path) -> None:
+    """Say that a checkpoint is not whole: its files are about to be written again, one by one."""
+    (folder / MARK).unlink(missing_ok=True)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint | str:
@@ -49,7 +57,7 @@ def open_checkpoint(folder: Path) -> Checkpoint | str:
         step, facts, files = int(found["step"]), dict(found["facts"]), dict(found["files"])
     except FileNotFoundError:
         return f"it has no {MARK}: it was not written to its end, or not by `pgs train`"
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         return f"its {MARK} cannot be read ({type(error).__name__})"
     for name, size in files.items():
         path = folder / name
@@ -71,14 +79,24 @@ def newest(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, passed_over
 
 
+def newer(output_dir: Path, step: int) -> list[Path]:
+    """Checkpoints of later steps that pass for whole."""
+    later = (folder for folder in _folders(output_dir) if _step_of(folder) > step)
+    return sorted(folder for folder in later if (folder / MARK).exists())
+
+
 def given(path: str) -> Checkpoint:
     """The checkpoint that a user names.
 
     Raises:
         ConfigError: there is none, or it is not whole.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
+    try:
+        folder = Path(path).expanduser()
+        there = folder.is_dir()
+    except (OSError, RuntimeError):  # a name too long, a home that nobody has
+        there = False
+    if not there:
         raise ConfigError(
             f"train.resume_from: there is no folder {path!r}; give a checkpoint's folder, or auto for the "
             "newest"
@@ -97,4 +115,4 @@ def _folders(output_dir: Path) -> list[Path]:
 
 def _step_of(folder: Path) -> int:
     digits = folder.name.removeprefix(_PREFIX)
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isdecimal() else -1

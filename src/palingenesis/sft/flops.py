@@ -6,14 +6,18 @@ length a token: PaLM (arXiv 2204.02311), appendix B. Activation checkpointing's 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-#: Peak of dense bf16 products in FLOP/s, by a part of the device's name; NVIDIA's data sheets.
+#: Peak of dense bf16 products in FLOP/s, by words of the device's name; NVIDIA's data sheets.
 PEAKS = {
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "A100": 312e12,
@@ -23,6 +27,8 @@ PEAKS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
+# Slices and smaller chips that are sold under the same name.
+_LESS = re.compile(r"\b(MIG|Laptop|Max-Q|D)\b")
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Flops:
 
 def flops_of(model: Any, length: float, *, device_name: str | None) -> Flops | None:
     """For a transformers model and rows of ``length`` tokens; ``None`` where the peak is not known."""
-    peak = next((peak for name, peak in PEAKS.items() if device_name and name in device_name), None)
+    peak = None if device_name is None else _peak(device_name)
     if peak is None:
         return None
     config = model.config.get_text_config()
@@ -50,6 +56,12 @@ def flops_of(model: Any, length: float, *, device_name: str | None) -> Flops | N
     parameters -= 0 if tied else embeddings.numel()
     attention = 12 * config.num_hidden_layers * config.hidden_size * length
     return Flops(6.0 * parameters + attention, peak)
+
+
+def _peak(device: str) -> float | None:
+    if _LESS.search(device):
+        return None
+    return next((peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
 
 
 def device_name() -> str | None:

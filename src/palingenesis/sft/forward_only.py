@@ -15,6 +15,8 @@ def forward_only(model: torch.nn.Module, *, training: bool = False) -> Iterator[
     """No gradients, in evaluation mode or, with ``training``, in training mode; at the end sharded again."""
     import torch
 
+    # One by one: frozen parts may be in evaluation mode while the rest trains.
+    modes = [(module, module.training) for module in model.modules()]
     was_training = model.training
     model.train(training)
     try:
@@ -22,7 +24,8 @@ def forward_only(model: torch.nn.Module, *, training: bool = False) -> Iterator[
             yield
     finally:
         model.train(was_training)
-        for module in model.modules():
+        for module, mode in modes:
+            module.training = mode
             # Sharded by FSDP2, some stay whole after a forward pass until the backward pass that never comes.
             if callable(reshard := getattr(module, "reshard", None)):
                 reshard()

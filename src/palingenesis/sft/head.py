@@ -62,13 +62,15 @@ def read_head_inside(model: PreTrainedModel, *, chunks: int, cut: bool = False) 
         cut: on CUDA, read plain heads with the cut-cross-entropy kernels, which give no more than the
             log-probability of each target.
     """
-    before = model.forward
+    before: Any = model.forward
+    # As a function: a copy of the model brings its own weights.
+    unbound = before.__func__ if getattr(before, "__self__", None) is model else None
     after = after_head(model)
 
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, token_statistics: bool = False, **kwargs: Any) -> Any:
         if not token_statistics:
-            return before(*args, **kwargs)
+            return before(*args, **kwargs) if unbound is None else unbound(self, *args, **kwargs)
         labels = kwargs.pop("labels")
         # With a cache transformers would not look for packed documents.
         kwargs["use_cache"] = False

@@ -9,8 +9,13 @@ import torch
 from palingenesis.describe import rank_and_world_size
 from palingenesis.sft.objectives import ObjectiveValue
 
-# Rows of a batch have fingerprints below this; so has their sum, which then is exact in double precision.
+# Batches have fingerprints below this, and so has their sum, which is modulo this.
 FINGERPRINTS = 1 << 48
+# They are added up in two halves: sums of whole ones would not stay exact in double precision.
+_HALF = 1 << 24
+
+# A table's columns are those of :class:`StepSums`, the fingerprint as two; this rank's own are the last.
+_COLUMNS, _OWN = 8, 6
 
 
 class StepSums(NamedTuple):
@@ -20,7 +25,7 @@ class StepSums(NamedTuple):
     ce: float
     gate: float
     tokens: float
-    fingerprint: float
+    fingerprint: int
     #: Loss-bearing tokens of this rank, and all of its tokens.
     own_tokens: float
     own_all: float
@@ -45,22 +50,16 @@ class Ledger:
         _, self._ranks = rank_and_world_size()
 
     def _nothing(self) -> torch.Tensor:
-        return torch.zeros(len(StepSums._fields), dtype=self._dtype, device=self._device)
+        return torch.zeros(_COLUMNS, dtype=self._dtype, device=self._device)
 
     def add(
         self, value: ObjectiveValue, fingerprint: torch.Tensor | None, all_tokens: torch.Tensor | int
     ) -> None:
         """Add one micro-batch to the step under way. Nothing waits for the device."""
         tokens = value.tokens
-        parts = [
-            value.loss_sum.detach(),
-            value.ce_sum,
-            value.gate_sum,
-            tokens,
-            fingerprint,
-            tokens,
-            all_tokens,
-        ]
+        halves = (None, None) if fingerprint is None else (fingerprint % _HALF, fingerprint // _HALF)
+        sums = (value.loss_sum.detach(), value.ce_sum, value.gate_sum)
+        parts = [*sums, tokens, *halves, tokens, all_tokens]
         for place, part in enumerate(parts):
             if part is not None:
                 self._open[place] += part.sum() if isinstance(part, torch.Tensor) else part
@@ -75,16 +74,22 @@ class Ledger:
             return {}
         steps, self._closed = self._closed, {}
         table = torch.stack(list(steps.values()))
-        own = table[:, 5:].clone()
+        own = table[:, _OWN:].clone()
         if self._ranks > 1:
             torch.distributed.all_reduce(table)
-        table[:, 5:] = own
-        return {step: StepSums(*row) for step, row in zip(steps, table.tolist(), strict=True)}
+        table[:, _OWN:] = own
+        return {step: _sums(row) for step, row in zip(steps, table.tolist(), strict=True)}
 
 
-def fingerprint_text(total: float) -> str | None:
+def _sums(row: list[float]) -> StepSums:
+    loss, ce, gate, tokens, low, high, own_tokens, own_all = row
+    fingerprint = (int(high) * _HALF + int(low)) % FINGERPRINTS
+    return StepSums(loss, ce, gate, tokens, fingerprint, own_tokens, own_all)
+
+
+def fingerprint_text(total: int) -> str | None:
     """A step's fingerprint, 12 hexadecimal digits; ``None`` if batches carry none."""
-    return f"{int(total) % FINGERPRINTS:012x}" if total else None
+    return f"{total:012x}" if total else None
 
 
 def total_over_ranks(values: torch.Tensor) -> torch.Tensor:

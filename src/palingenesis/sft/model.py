@@ -79,7 +79,7 @@ def load_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
     sharding = _sharding(config)
     model = _loaded(config, tokenizer, sharding)
     _require_vocabulary(tokenizer, model)
-    _warn_of_positions(config, model)
+    _check_positions(config, model)
     if torch.cuda.is_available() and not sharding:
         model.to(torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))))
     if config.model.use_liger_kernel:
@@ -168,16 +168,33 @@ def _require_vocabulary(tokenizer: Any, model: Any) -> None:
         )
 
 
-def _warn_of_positions(config: TrainConfig, model: Any) -> None:
+def _check_positions(config: TrainConfig, model: Any) -> None:
+    """Longer rows than a model has positions for: an error where they are a table, else a warning."""
     known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = config.data.max_seq_length
-    if known is not None and length is not None and length > known:
+    if known is None or (length is not None and length <= known):
+        return
+    if _has_position_table(model, known):
+        raise ConfigError(
+            f"data.max_seq_length is {'null' if length is None else length} and the model has a table of "
+            f"{known} positions: set data.max_seq_length to {known} or less"
+        )
+    if length is not None:
         log.warning(
             "data.max_seq_length is %d and the model has positions for %d tokens: set it to at most that if "
             "the data has longer rows",
             length,
             known,
         )
+
+
+def _has_position_table(model: Any, positions: int) -> bool:
+    """Whether positions are looked up, as in GPT-2, and not computed. OPT's table has two rows more."""
+    import torch
+
+    words = model.get_input_embeddings()
+    tables = (one for one in model.modules() if isinstance(one, torch.nn.Embedding) and one is not words)
+    return any(positions <= table.num_embeddings <= positions + 2 for table in tables)
 
 
 # -- the model ---------------------------------------------------------------------------------------------
@@ -292,9 +309,15 @@ def _with_adapters(config: TrainConfig, model: Any) -> Any:
         adapters = kind(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
         with torch.random.fork_rng():
             torch.manual_seed(config.train.seed)
-            return peft.get_peft_model(model, adapters)
+            adapted = peft.get_peft_model(model, adapters)
     except Exception as error:  # noqa: BLE001 - names that match nothing, layers that take no adapter
         raise ConfigError(f"model.lora with targets {targets!r} cannot be added: {_told(error)}") from None
+    if isinstance(model.get_output_embeddings(), peft.tuners.tuners_utils.BaseTunerLayer):
+        raise ConfigError(
+            f"model.lora: targets {targets!r} put an adapter on the LM head, which TRL does not train: leave "
+            "the head out of model.lora.targets"
+        )
+    return adapted
 
 
 def _require_liger() -> None:
@@ -328,7 +351,9 @@ def _not_loaded(what: str, name: str, error: Exception) -> str:
     where = (
         "" if Path(name).expanduser().is_dir() or is_builtin(name) else " (no local folder, so a hub name)"
     )
-    return f"model.name_or_path: {what} {name!r}{where} could not be loaded: {_told(error)}"
+    # Families that cap attention scores have no fast kernel for it, and say so at length.
+    attention = "; set model.attn_implementation to eager" if "attention" in str(error).lower() else ""
+    return f"model.name_or_path: {what} {name!r}{where} could not be loaded: {_told(error)}{attention}"
 
 
 def _told(error: Exception) -> str:

@@ -74,7 +74,6 @@ class RowMaker:
         taken: Mapping[int, StepSums],
         logs: Mapping[str, float],
         seconds: float,
-        apart: Mapping[str, float],
     ) -> dict[int, dict[str, Any]]:
         """The rows of the steps since the last call; the last one's has everything.
 
@@ -83,7 +82,6 @@ class RowMaker:
             taken: the sums of these steps.
             logs: ``grad_norm`` before clipping and ``learning_rate``.
             seconds: of training, since the last call.
-            apart: what took other seconds, by name.
         """
         rows = {one: self.losses(sums) for one, sums in taken.items()}
         for sums in taken.values():
@@ -98,7 +96,6 @@ class RowMaker:
             "train/tokens_total_all": self.tokens_of_all,
             "train/step_time_s": seconds / max(lap.steps, 1),
             "train/epoch": step / self._steps_per_epoch,
-            **apart,
         }
         if "grad_norm" in logs:
             raw = logs["grad_norm"]

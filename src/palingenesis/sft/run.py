@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import logging
-import math
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palingenesis.config import MonitorConfig
-from palingenesis.errors import MissingExtraError
-from palingenesis.sft.resume import Start, order_of_data, require_same_order, where_to_start
+from palingenesis.errors import ConfigError, MissingExtraError
+from palingenesis.sft.arguments import monitor_config, on_cpu, trainer_arguments
+from palingenesis.sft.resume import (
+    Start,
+    first_rows,
+    order_of_data,
+    require_same_order,
+    require_same_rows,
+    require_same_sharding,
+    set_newer_aside,
+    where_to_start,
+)
 
 if TYPE_CHECKING:
     from transformers import TrainerState
 
     from palingenesis.sft.config import TrainConfig
-    from palingenesis.sft.config.sections import TrainOptions
     from palingenesis.sft.stream import Stream
     from palingenesis.sft.telling import Teller
     from palingenesis.sft.trainer import FineTuner
@@ -27,12 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("palingenesis")
 
 MODEL_FOLDER = "model"
-_OPTIMIZERS = {
-    "adamw": "adamw_torch",
-    "adamw_8bit": "adamw_bnb_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class TrainResult:
         steps: optimizer steps done, of all starts.
         loss: of the last step; ``None`` if there was none to do.
         eval_loss: the best, and ``best_checkpoint`` the one that has it; ``None`` without evaluation.
-        main: this is the process that speaks for all.
+        main: this is the process that speaks for all, of ``processes``.
     """
 
     folder: Path
@@ -56,6 +60,7 @@ class TrainResult:
     eval_loss: float | None
     best_checkpoint: Path | None
     main: bool
+    processes: int
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -71,9 +76,14 @@ def train(config: TrainConfig) -> TrainResult:
     _require_packages()
     from accelerate import PartialState  # type: ignore[import-untyped]
 
-    state = PartialState(cpu=_on_cpu())
+    state = PartialState(cpu=on_cpu())
     folder = Path(config.train.output_dir).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"train.output_dir: {str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
+        ) from None
     # From here on rank 0 writes into the folder, which all have looked at.
     state.wait_for_everyone()
     from palingenesis.sft.telling import telling
@@ -83,6 +93,8 @@ def train(config: TrainConfig) -> TrainResult:
             log.warning("a checkpoint is passed over: %s", reason)
         order = order_of_data(config, state.num_processes)
         require_same_order(start, order)
+        require_same_sharding(start, config.parallel.strategy)
+        _require_optimizer(config.train.optimizer)
         return _Run(config, start, folder, order, teller).go()
 
 
@@ -105,7 +117,14 @@ class _Run:
         if checkpoint is not None:
             log.info("going on from %s", checkpoint.folder)
         try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
+            with _terminated_like_interrupted():
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
+        except KeyboardInterrupt:
+            log.warning(
+                "interrupted at step %d: --train.resume_from auto goes on from the newest checkpoint",
+                trainer.state.global_step,
+            )
+            raise
         finally:
             close_all(self._workers)
         # The record has its end once rank 0 is here.
@@ -122,6 +141,7 @@ class _Run:
             eval_loss=trainer.state.best_metric,
             best_checkpoint=None if best is None else Path(best),
             main=_rank() == 0,
+            processes=_ranks(),
         )
 
     # -- the parts ---------------------------------------------------------------------------------------
@@ -138,8 +158,12 @@ class _Run:
         tokenizer = load_tokenizer(config)
         with Quarantine(self._folder if main else None) as quarantine:
             stream = training_stream(config, tokenizer, quarantine, world_size=_ranks())
+            self._first_rows = first_rows(stream)
+            require_same_rows(self._start, self._first_rows)
             evaluated = evaluation_sets(config, tokenizer, quarantine)
-        arguments = _arguments(config, self._folder, stream.steps, evaluates=bool(evaluated))
+            if main and len(quarantine):
+                log.warning("%s", quarantine.summary())
+        arguments = trainer_arguments(config, self._folder, stream.steps, evaluates=bool(evaluated))
         model = load_model(config, tokenizer)
         return self._joined(arguments, model, tokenizer, stream, evaluated)
 
@@ -161,7 +185,7 @@ class _Run:
         health = HealthCallback(
             out=self._folder,
             stop_on=config.logging.stop_on,
-            config=_monitor_config(config),
+            config=monitor_config(config),
             name=config.logging.run_name or self._folder.resolve().name,
             resume=self._start.goes_on,
             on_row=self._tell,
@@ -197,7 +221,10 @@ class _Run:
         _use_own_lines(trainer)
         rows.join(trainer.ledger, trainer.stopwatch)
         require_exact(trainer.network, len(tokenizer))
-        facts = lambda: {"order": self._order, "tokens": maker.tokens_of_all}  # noqa: E731 - read when it is written
+
+        def facts() -> dict[str, Any]:
+            return {"order": self._order, "first_rows": self._first_rows, "tokens": maker.tokens_of_all}
+
         for callback in (
             rows,
             health,
@@ -213,7 +240,10 @@ class _Run:
 
         self._teller.begin(state.global_step, state.max_steps)
         options = self._config.logging
-        if not state.is_world_process_zero or not options.trackers:
+        if not state.is_world_process_zero:
+            return
+        set_newer_aside(self._start, self._folder)
+        if not options.trackers:
             return
         self._workers = start(
             options.trackers,
@@ -230,92 +260,6 @@ class _Run:
             worker.log(int(row["train/global_step"]), row)
 
 
-# -- what the trainer is told ------------------------------------------------------------------------------
-
-
-def _arguments(config: TrainConfig, folder: Path, steps: int, *, evaluates: bool) -> Any:
-    import torch
-    from trl.trainer.sft_config import SFTConfig
-
-    options = config.train
-    schedule, more = _schedule(options)
-    return SFTConfig(
-        output_dir=str(folder),
-        per_device_train_batch_size=options.per_device_batch_size,
-        per_device_eval_batch_size=options.per_device_batch_size,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-        # The stream holds all epochs, one after the other.
-        num_train_epochs=1,
-        learning_rate=options.learning_rate,
-        lr_scheduler_type=schedule,
-        lr_scheduler_kwargs=more,
-        warmup_steps=math.ceil(options.warmup_ratio * steps),
-        weight_decay=options.weight_decay,
-        max_grad_norm=options.max_grad_norm,
-        optim=_OPTIMIZERS[options.optimizer],
-        **_checkpointing(SFTConfig, options.gradient_checkpointing),
-        seed=options.seed,
-        # Weights are in the format they were loaded in; TRL would compute in bf16 beside it.
-        bf16=False,
-        fp16=False,
-        logging_steps=options.logging_steps,
-        logging_nan_inf_filter=False,
-        eval_strategy="steps" if evaluates else "no",
-        eval_steps=config.data.eval_every,
-        save_strategy="steps",
-        save_steps=options.save_steps,
-        save_total_limit=options.keep_checkpoints,
-        metric_for_best_model="eval_loss" if evaluates else None,
-        greater_is_better=False,
-        dataloader_num_workers=config.data.num_workers,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=_on_cpu(),
-        # Tokens are ready, rows have all their columns, and the order is that of the stream.
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        packing=False,
-        padding_free=False,
-        max_length=None,
-        shuffle_dataset=False,
-        router_aux_loss_coef=0.0,
-        ddp_find_unused_parameters=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
-
-
-def _schedule(options: TrainOptions) -> tuple[str, dict[str, float]]:
-    """A schedule's name and arguments, as transformers has them."""
-    least = options.min_learning_rate
-    if options.lr_scheduler == "constant":
-        return "constant_with_warmup", {}
-    if not least:
-        return options.lr_scheduler, {}
-    if options.lr_scheduler == "cosine":
-        return "cosine_with_min_lr", {"min_lr": least}
-    return "polynomial", {"lr_end": least, "power": 1.0}
-
-
-def _checkpointing(kind: type, wanted: bool) -> dict[str, Any]:
-    """Activation checkpointing, under the name that the installed version has for it."""
-    name = "activation_checkpointing"
-    if not hasattr(kind, name):
-        name = "gradient_checkpointing"
-    return {name: wanted, **({f"{name}_kwargs": {"use_reentrant": False}} if wanted else {})}
-
-
-def _monitor_config(config: TrainConfig) -> MonitorConfig:
-    options = config.logging
-    return MonitorConfig(
-        check_every=options.check_every,
-        logging_steps=config.train.logging_steps,
-        tier2_every=options.health_tier2_every,
-        tier3_every=options.health_tier3_every,
-        rl_readiness=options.rl_readiness,
-        rl_entropy_floor=options.rl_entropy_floor,
-    )
-
-
 def _mean_length(stream: Stream) -> float:
     """Tokens of a sample: as far as attention reaches, packed or not."""
     return sum(one.tokens for one in stream.accounts) / sum(one.samples for one in stream.accounts)
@@ -327,6 +271,23 @@ def _use_own_lines(trainer: FineTuner) -> None:
 
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """The time in which a polite request to end, as schedulers send it, ends the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may listen to signals
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -359,16 +320,26 @@ def _ranks() -> int:
     return rank_and_world_size()[1]
 
 
-def _on_cpu() -> bool:
-    """Several processes find each other on the CPU only if they are told that it is the CPU."""
+def _require_optimizer(name: str) -> None:
     import torch
 
-    return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if name == "adamw_8bit" and not (torch.cuda.is_available() and find_spec("bitsandbytes")):
+        raise ConfigError(
+            "train.optimizer: adamw_8bit needs a CUDA device and bitsandbytes (pip install bitsandbytes); "
+            "set it to adamw"
+        )
+
+
+def leave_together() -> None:
+    """The end of a program of several processes: no one leaves while another still talks to it."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _require_packages() -> None:
-    from importlib.util import find_spec
-
     for package in ("torch", "transformers", "trl", "accelerate", "datasets"):
         if find_spec(package) is None:
             raise MissingExtraError(f"training needs {package!r}: pip install 'palingenesis[sft]'")

@@ -16,7 +16,8 @@ class Stopwatch:
     def restart(self) -> None:
         """Training begins now."""
         self._since = time.perf_counter()
-        self._apart: dict[str, float] = {}
+        self._apart = 0.0
+        self._told: dict[str, float] = {}
 
     @contextmanager
     def apart(self, what: str) -> Iterator[None]:
@@ -25,11 +26,18 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._apart[what] = self._apart.get(what, 0.0) + time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self._apart += seconds
+            self._told[what] = self._told.get(what, 0.0) + seconds
 
-    def lap(self) -> tuple[float, dict[str, float]]:
-        """Seconds of training since the last lap, and of what was done apart; begins the next lap."""
+    def lap(self) -> float:
+        """Seconds of training since the last lap; begins the next one."""
         now = time.perf_counter()
-        apart, since = self._apart, self._since
-        self._since, self._apart = now, {}
-        return now - since - sum(apart.values()), apart
+        seconds = now - self._since - self._apart
+        self._since, self._apart = now, 0.0
+        return seconds
+
+    def take_apart(self) -> dict[str, float]:
+        """Seconds of what was done apart since the last call."""
+        told, self._told = self._told, {}
+        return told

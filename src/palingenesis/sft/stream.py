@@ -138,6 +138,19 @@ def evaluation_sets(
         ConfigError: a source cannot be used or has too many bad rows.
     """
     most = config.data.eval_samples
+    option = "data.eval_sources" if config.data.eval_sources else "data.eval_dataset"
+    try:
+        return _evaluation_sets(config, tokenizer, quarantine, most)
+    except ConfigError as error:
+        # What reads a source does not know what it is read for.
+        raise ConfigError(
+            str(error).replace("data.dataset_split", "data.eval_split").replace("data.dataset", option)
+        ) from None
+
+
+def _evaluation_sets(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, quarantine: Quarantine, most: int | None
+) -> dict[str, Dataset]:
     return {
         source.title: _prepare(config, source, tokenizer, quarantine, most).dataset.select_columns(
             ["input_ids", "labels"]

@@ -39,9 +39,9 @@ class Teller:
     def row(self, row: Mapping[str, Any]) -> None:
         """A row was recorded."""
         # The steps between two rows have a loss only.
-        if "train/lr" in row or "eval/loss" in row:
+        if "train/step_time_s" in row or "eval/loss" in row:
             log.info("%s", line_of(row))
-        if self._progress is not None and "train/lr" in row:
+        if self._progress is not None and "train/step_time_s" in row:
             self._progress.update(
                 self._task,
                 completed=row["train/global_step"],
@@ -58,7 +58,7 @@ def telling(folder: Path, *, main: bool) -> Iterator[Teller]:
         folder: of the run; it exists.
         main: this is rank 0. Other ranks tell warnings only.
     """
-    console = Console(stderr=True, highlight=False)
+    console = _Stderr(stderr=True, highlight=False)
     progress = _bar(console) if main and console.is_terminal else None
     handlers: list[logging.Handler] = [_OnConsole(console, logging.INFO if main else logging.WARNING)]
     if main:
@@ -83,6 +83,13 @@ def telling(folder: Path, *, main: bool) -> Iterator[Teller]:
         log.propagate = before[1]
 
 
+class _Stderr(Console):
+    """Falls silent where nobody reads it any more; rich would end the process. The log file has it all."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class _OnConsole(logging.Handler):
     """Whole lines, above the bar if there is one; nothing in them is read as markup."""
 
@@ -91,8 +98,11 @@ class _OnConsole(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = Text(record.getMessage(), _STYLES.get(record.levelno, ""))
-        self._console.print(text, soft_wrap=not self._console.is_terminal)
+        try:
+            text = Text(record.getMessage(), _STYLES.get(record.levelno, ""))
+            self._console.print(text, soft_wrap=not self._console.is_terminal)
+        except Exception:  # noqa: BLE001 - as every handler of the standard library: training goes on
+            self.handleError(record)
 
 
 def _bar(console: Console) -> Progress:

@@ -93,6 +93,9 @@ def token_statistics(
     rows, wanted = hidden.reshape(-1, hidden.shape[-1])[index], targets.reshape(-1)[index]
     bounds = [(len(index) * i // chunks, len(index) * (i + 1) // chunks) for i in range(chunks)]
     after = After(scale, soft_cap)
+    if isinstance(head, torch.Tensor) or is_plain_linear(head):
+        # Only a head that is called, and may gather its shards at each call, needs as many calls everywhere.
+        bounds = [(start, end) for start, end in bounds if start < end] or [(0, 0)]
     if isinstance(head, torch.Tensor):
         found = through_weight(rows, head, bias, wanted, bounds, after)
     elif bias is not None:

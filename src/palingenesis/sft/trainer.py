@@ -20,6 +20,7 @@ import torch
 from transformers import Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
+from palingenesis.sft.checkpoints import unmark
 from palingenesis.sft.evaluation import Evaluation
 from palingenesis.sft.forward_only import forward_only
 from palingenesis.sft.head import read_head_inside
@@ -177,6 +178,7 @@ class FineTuner(SFTTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         with self.stopwatch.apart("train/checkpoint_s"):
+            unmark(Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}")
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -192,7 +194,21 @@ class FineTuner(SFTTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self._sharded or checkpoint is None:
+        """The state of both; rates, decay and schedule are those of the configuration now."""
+        if checkpoint is None:
+            return
+        _, optimizer = self._trained()
+        wanted = [_settings(group) for group in optimizer.param_groups]
+        self._load_states(checkpoint)
+        schedule = self._schedule
+        for number, (group, settings) in enumerate(zip(optimizer.param_groups, wanted, strict=True)):
+            group.update(settings)
+            schedule.base_lrs[number] = settings["initial_lr"]
+            group["lr"] = settings["initial_lr"] * schedule.lr_lambdas[number](schedule.last_epoch)
+        schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+    def _load_states(self, checkpoint: str) -> None:
+        if not self._sharded:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         load_shards(Path(checkpoint), *self._trained())
@@ -203,6 +219,9 @@ class FineTuner(SFTTrainer):
         wrapped: Any = self.optimizer
         return self.network, wrapped.optimizer
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None: TRL's names a model on the hub, which this one is not."""
+
     @property
     def network(self) -> torch.nn.Module:
         """The model, without what distributes it."""
@@ -212,6 +231,11 @@ class FineTuner(SFTTrainer):
     @property
     def _schedule(self) -> Any:
         return self.lr_scheduler
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group of parameters is configured with; its rate follows from the schedule."""
+    return {name: value for name, value in group.items() if name not in ("params", "lr")}
 
 
 def _samples(batch: Mapping[str, Any]) -> torch.Tensor | None:

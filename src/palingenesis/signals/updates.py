@@ -195,7 +195,9 @@ class Updates:
             scalars[LOST] = 100 * share
             scalars[f"{LOST}_se"] = 100 * math.sqrt(max(square, 0.0)) / touched
         else:
-            unavailable[LOST] = "no sampled element had a gradient (left) and a learning rate above 0"
+            unavailable[LOST] = (
+                "no sampled element could move: it had no gradient (left), or a learning rate of 0"
+            )
         return Values(scalars, {RATIO: ratios} if ratios else {}, unavailable)
 
     def _ratios(

@@ -227,6 +227,8 @@ class Numbers:
 
     def learn(self, run: Run, step: int) -> None:
         """Learn again from the record of the run that goes on from ``step``."""
+        if step == 0:
+            return  # it begins again: what training began from is still to be seen
         self._taught = True
         first: dict[str, float] = {}
         # What was first seen after an earlier resume was not seen before training.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,8 @@ from palingenesis.trackers.identity import identify
 from palingenesis.trackers.journal import Journal
 from palingenesis.trackers.limits import Limits
 from palingenesis.trackers.queue import Worker
+
+_log = logging.getLogger("palingenesis")
 
 NAMES = ("wandb", "trackio", "tensorboard", "mlflow")
 
@@ -93,7 +96,13 @@ def start(
         Worker(tracker, identity, config or {}, journal, limits)
         for tracker, journal in zip(trackers, journals, strict=True)
     ]
-    deadline = time.monotonic() + (limits or Limits()).open
+    seconds = (limits or Limits()).open
+    deadline = time.monotonic() + seconds
     for worker in workers:
-        worker.wait_until_open(max(0.0, deadline - time.monotonic()))
+        if not worker.wait_until_open(max(0.0, deadline - time.monotonic())):
+            _log.warning(
+                "%s has not answered within %.0f s: training goes on, and it gets its rows when it does",
+                worker.tracker.name,
+                seconds,
+            )
     return workers

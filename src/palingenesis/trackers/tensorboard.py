@@ -44,7 +44,8 @@ class TensorBoardTracker:
         held = self._held(run)
         started = clock.time()
         # A name of its own: a file that another process left with half a record in it is not gone on with.
-        path = run / f"events.out.tfevents.{int(started)}.{socket.gethostname()}.{os.getpid()}.{_unique()}"
+        # TensorBoard reads files in the order of their names, so fractions of a second belong in them.
+        path = run / f"events.out.tfevents.{started:.6f}.{socket.gethostname()}.{os.getpid()}.{_unique()}"
         self._writer = self._record_writer(path.open("xb"))
         self._write(self._event.Event(wall_time=started, file_version=_VERSION))
         if not held and config:
