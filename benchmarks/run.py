@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> int:
-    for script in ("overhead.py", "growth.py", "tiers.py", "device.py"):
+    for script in ("overhead.py", "growth.py", "tiers.py", "validate.py", "memory.py", "device.py"):
         print(f"== {script}", flush=True)
         done = subprocess.run([sys.executable, str(HERE / script)], check=False)
         if done.returncode:

@@ -282,9 +282,9 @@ def learning_rates(config: TrainConfig, steps: int, *, times: int = 1) -> Iterat
     """What transformers' schedulers give, stepped so many times a step."""
     from transformers import get_scheduler
 
-    from palingenesis.sft.run import _schedule
+    from palingenesis.sft.arguments import schedule_of
 
-    name, more = _schedule(config.train)
+    name, more = schedule_of(config.train)
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=config.train.learning_rate)
     scheduler = get_scheduler(
         name,

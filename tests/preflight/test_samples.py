@@ -17,7 +17,6 @@ from palingenesis.preflight.samples import (
     Refused,
     Sample,
     batches,
-    mask_options,
     propose,
     rows_of,
     sources_of,
@@ -26,7 +25,7 @@ from palingenesis.preflight.samples import (
 from palingenesis.preflight.target import target_of, tokenizer_of
 from palingenesis.preflight.tokens import runs_of, tokens_of
 from palingenesis.sft.data import MaskOptions, Message, Quarantine, Source
-from palingenesis.sft.stream import training_stream
+from palingenesis.sft.stream import mask_options, training_stream
 
 OPTIONS: list[list[tuple[str, str]]] = [
     [],

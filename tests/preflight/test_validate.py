@@ -14,13 +14,14 @@ from tests.preflight.conftest import MODEL, conversation
 
 from palingenesis.errors import ConfigError
 from palingenesis.findings.render import to_json
-from palingenesis.preflight.samples import Reader, batches, mask_options, rows_of, sources_of
+from palingenesis.preflight.samples import Reader, batches, rows_of, sources_of
 from palingenesis.preflight.tally import NAMED, Tally
 from palingenesis.preflight.target import target_of, tokenizer_of
 from palingenesis.preflight.validate import validate
 from palingenesis.preflight.validate_findings import copies
 from palingenesis.sft.config.load import option_names
 from palingenesis.sft.config.whole import TrainConfig
+from palingenesis.sft.stream import mask_options
 
 OK = conversation("Hi", "Hello.")
 

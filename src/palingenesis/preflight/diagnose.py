@@ -344,13 +344,13 @@ def diagnose_log(path: Path) -> Report:
 def _quiet() -> Iterator[None]:
     """Other libraries' bars and remarks are no part of the answer."""
     from palingenesis.preflight.memory.quiet import quiet
-    from palingenesis.sft.run import _quiet_libraries
+    from palingenesis.sft.quiet import quiet_libraries
 
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
     hub.setLevel(logging.ERROR)  # it tells of every attempt
     try:
-        with quiet(), _quiet_libraries():
+        with quiet(), quiet_libraries():
             yield
     finally:
         hub.setLevel(level)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from palingenesis.errors import ConfigError
-from palingenesis.preflight.samples import Reader, Refused, Sample, mask_options, rows_of, sources_of
+from palingenesis.preflight.samples import Reader, Refused, Sample, rows_of, sources_of
 from palingenesis.sft.data import IGNORED
+from palingenesis.sft.stream import mask_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,13 +54,13 @@ def make_trainer(
     from datasets import Dataset  # type: ignore[import-untyped]
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+    from palingenesis.sft.arguments import trainer_arguments
     from palingenesis.sft.data import collator, pack
     from palingenesis.sft.head import can_cut
     from palingenesis.sft.objectives import ObjectiveParams
-    from palingenesis.sft.run import _arguments, _use_own_lines
     from palingenesis.sft.trainer import FineTuner
 
-    arguments = _arguments(config, folder, planned, evaluates=False)
+    arguments = trainer_arguments(config, folder, planned, evaluates=False)
     arguments.max_steps = planned
     arguments.gradient_accumulation_steps = min(MICRO_BATCHES, config.train.gradient_accumulation_steps)
     arguments.save_strategy, arguments.logging_strategy = SaveStrategy.NO, IntervalStrategy.NO
@@ -74,7 +75,7 @@ def make_trainer(
     if config.data.packing:
         dataset = pack(dataset, int(config.data.max_seq_length or 0))
     plugins, memory = config.plugins, config.memory
-    trainer = FineTuner(
+    return FineTuner(
         objective_name=plugins.objective,
         params=ObjectiveParams(pbar=plugins.info_sft_pbar, beta=plugins.cadft_beta),
         chunks=memory.loss_num_chunks if memory.chunked_loss else 1,
@@ -87,8 +88,6 @@ def make_trainer(
         processing_class=tokenizer,
         data_collator=collator(tokenizer.pad_token_id, packed=config.data.packing),
     )
-    _use_own_lines(trainer)
-    return trainer
 
 
 def batches_of_ranks(trainer: FineTuner, world_size: int) -> list[list[int]]:

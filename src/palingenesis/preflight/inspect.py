@@ -14,7 +14,6 @@ from palingenesis.preflight.samples import (
     Sample,
     Split,
     batches,
-    mask_options,
     nothing_readable,
     rows_of,
     sources_of,
@@ -22,6 +21,7 @@ from palingenesis.preflight.samples import (
 from palingenesis.preflight.target import tokenizer_of
 from palingenesis.preflight.tokens import Token, tokens_of
 from palingenesis.sft.config import TrainConfig
+from palingenesis.sft.stream import mask_options
 
 #: How many samples are read for each packed row that is shown, so that rows are as full as in training.
 _SAMPLES_A_ROW = 32

@@ -203,17 +203,6 @@ def wanted_messages(messages: Sequence[Message], options: MaskOptions) -> list[i
     ]
 
 
-def mask_options(config: TrainConfig) -> MaskOptions:
-    """What of a sample is trained."""
-    data = config.data
-    return MaskOptions(
-        max_length=data.max_seq_length,
-        last_turn_only=data.last_turn_only,
-        train_on_reasoning=data.train_on_reasoning,
-        include_observations=data.include_observations,
-    )
-
-
 def sources_of(config: TrainConfig, split: Split) -> list[Source]:
     """What is trained on, or evaluated on."""
     return training_sources(config) if split == "train" else evaluation_sources(config)

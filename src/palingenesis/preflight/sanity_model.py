@@ -62,12 +62,14 @@ def make_without_weights(config: TrainConfig) -> Made:
     import torch
 
     from palingenesis.preflight.memory.model import describe_model
-    from palingenesis.sft.model import _transformers
+    from palingenesis.sft.model import transformers_library
 
     described = describe_model(config)
     options: dict[str, Any] = {"trust_remote_code": config.model.trust_remote_code}
     with torch.device("meta"):
-        model: Any = _transformers().AutoModelForCausalLM.from_config(copy.deepcopy(described), **options)
+        model: Any = transformers_library().AutoModelForCausalLM.from_config(
+            copy.deepcopy(described), **options
+        )
     model.tie_weights()
     name = type(model).__name__
     parameters = sum(one.numel() for one in model.parameters())
@@ -82,7 +84,7 @@ def _adapted(config: TrainConfig, model: Any, parameters: int) -> tuple[int, lis
     """How many parameters adapters have, and what is wrong with where they are."""
     import torch
 
-    from palingenesis.sft.model import _with_adapters
+    from palingenesis.sft.model import with_adapters
 
     lora = config.model.lora
     assert lora is not None
@@ -107,7 +109,7 @@ def _adapted(config: TrainConfig, model: Any, parameters: int) -> tuple[int, lis
         return 0, found
     try:
         with torch.device("meta"):
-            adapted = _with_adapters(config, model)
+            adapted = with_adapters(config, model)
     except PalingenesisError as refused:
         refusal = Finding(
             "config.lora_targets",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from palingenesis.errors import ConfigError
 from palingenesis.sft.builtin import is_builtin
 from palingenesis.sft.config import TrainConfig, load_config
-from palingenesis.sft.config.load import _override
+from palingenesis.sft.config.load import override
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +64,7 @@ def target_of(
     if data is None:
         settings["data"] = {"dataset": "none"}  # never read: the command needs no data
     for name, text in overrides:
-        _override(settings, name, text)
+        override(settings, name, text)
     try:
         return TrainConfig(**settings)
     except ConfigError as error:

@@ -18,11 +18,11 @@ from palingenesis.preflight.samples import (
     Sample,
     Split,
     batches,
-    mask_options,
 )
 from palingenesis.preflight.tally import Tally
 from palingenesis.sft.data import Row, Source
 from palingenesis.sft.data.rows import Kind
+from palingenesis.sft.stream import mask_options
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor

@@ -33,7 +33,7 @@ def trainer_arguments(config: TrainConfig, folder: Path, steps: int, *, evaluate
     from trl.trainer.sft_config import SFTConfig
 
     options = config.train
-    schedule, more = _schedule(options)
+    schedule, more = schedule_of(options)
     return SFTConfig(
         output_dir=str(folder),
         per_device_train_batch_size=options.per_device_batch_size,
@@ -79,7 +79,7 @@ def trainer_arguments(config: TrainConfig, folder: Path, steps: int, *, evaluate
     )
 
 
-def _schedule(options: TrainOptions) -> tuple[str, dict[str, float]]:
+def schedule_of(options: TrainOptions) -> tuple[str, dict[str, float]]:
     """A schedule's name and arguments, as transformers has them."""
     least = options.min_learning_rate
     if options.lr_scheduler == "constant":

@@ -43,8 +43,8 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
     if is_builtin(name):
         tokenizer = build_tokenizer(name)
     else:
-        where = _located(name, *_TOKENIZER_FILES)
-        transformers = _transformers()
+        where = located(name, *_TOKENIZER_FILES)
+        transformers = transformers_library()
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 where, trust_remote_code=config.model.trust_remote_code
@@ -85,7 +85,7 @@ def load_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
     if config.model.use_liger_kernel:
         _apply_liger(model)
     trained: PreTrainedModel | PeftModel = (
-        model if config.model.lora is None else _with_adapters(config, model)
+        model if config.model.lora is None else with_adapters(config, model)
     )
     if config.data.packing:
         require_isolation(trained)
@@ -98,7 +98,7 @@ def load_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
 # -- the tokenizer -----------------------------------------------------------------------------------------
 
 
-def _located(name: str, *files: str) -> str:
+def located(name: str, *files: str) -> str:
     """The folder, which has one of ``files``, or the name to look up in the hub.
 
     What is meant as a path is not looked up there: the error would speak of the network.
@@ -212,12 +212,12 @@ def _loaded(config: TrainConfig, tokenizer: Any, sharding: dict[str, Any]) -> An
         load, given = type(made).from_pretrained, {"config": made.config, "state_dict": made.state_dict()}
         where = None
     else:
-        load, given = _transformers().AutoModelForCausalLM.from_pretrained, {}
-        where = _located(name, "config.json")
+        load, given = transformers_library().AutoModelForCausalLM.from_pretrained, {}
+        where = located(name, "config.json")
         given["trust_remote_code"] = options.trust_remote_code
     try:
         if where is not None:
-            _require_causal(_transformers().AutoConfig.from_pretrained(where, **given), name)
+            require_causal(transformers_library().AutoConfig.from_pretrained(where, **given), name)
         model, found = load(
             where,
             dtype=getattr(torch, options.torch_dtype),
@@ -238,7 +238,7 @@ def _loaded(config: TrainConfig, tokenizer: Any, sharding: dict[str, Any]) -> An
     return model
 
 
-def _require_causal(described: Any, name: str) -> None:
+def require_causal(described: Any, name: str) -> None:
     """See that the model predicts the next token from those before it."""
     from transformers.models.auto import modeling_auto
 
@@ -280,7 +280,7 @@ def _sharding(config: TrainConfig) -> dict[str, Any]:
             f"{'one' if processes else 'one that no launcher started'}: start it with `torchrun "
             "--nproc_per_node=2 -m palingenesis train --config FILE`, or set parallel.strategy to ddp"
         )
-    transformers = _transformers()
+    transformers = transformers_library()
     try:
         kind = transformers.distributed.configuration_utils.DistributedConfig
         return {"distributed_config": kind(fsdp_size=int(processes))}
@@ -291,7 +291,7 @@ def _sharding(config: TrainConfig) -> dict[str, Any]:
         ) from None
 
 
-def _with_adapters(config: TrainConfig, model: Any) -> Any:
+def with_adapters(config: TrainConfig, model: Any) -> Any:
     """The model with LoRA adapters, the same on every process."""
     import torch
 
@@ -311,7 +311,7 @@ def _with_adapters(config: TrainConfig, model: Any) -> Any:
             torch.manual_seed(config.train.seed)
             adapted = peft.get_peft_model(model, adapters)
     except Exception as error:  # noqa: BLE001 - names that match nothing, layers that take no adapter
-        raise ConfigError(f"model.lora with targets {targets!r} cannot be added: {_told(error)}") from None
+        raise ConfigError(f"model.lora with targets {targets!r} cannot be added: {told(error)}") from None
     if isinstance(model.get_output_embeddings(), peft.tuners.tuners_utils.BaseTunerLayer):
         raise ConfigError(
             f"model.lora: targets {targets!r} put an adapter on the LM head, which TRL does not train: leave "
@@ -323,7 +323,7 @@ def _with_adapters(config: TrainConfig, model: Any) -> Any:
 def _require_liger() -> None:
     import torch
 
-    if not _transformers().utils.is_liger_kernel_available():
+    if not transformers_library().utils.is_liger_kernel_available():
         raise ConfigError(
             "model.use_liger_kernel needs the package liger-kernel: pip install liger-kernel, or set it to "
             "false"
@@ -334,12 +334,12 @@ def _require_liger() -> None:
 
 def _apply_liger(model: Any) -> None:
     """Its kernels for what is inside a block; the loss is computed by the objectives."""
-    apply = _transformers().integrations.liger.apply_liger_kernel
+    apply = transformers_library().integrations.liger.apply_liger_kernel
     try:
         apply(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     except Exception as error:  # noqa: BLE001 - another library's kernels may refuse a model for any reason
         raise ConfigError(
-            f"model.use_liger_kernel cannot be applied to {type(model).__name__}: {_told(error)}; set it to "
+            f"model.use_liger_kernel cannot be applied to {type(model).__name__}: {told(error)}; set it to "
             "false"
         ) from None
 
@@ -353,15 +353,15 @@ def _not_loaded(what: str, name: str, error: Exception) -> str:
     )
     # Families that cap attention scores have no fast kernel for it, and say so at length.
     attention = "; set model.attn_implementation to eager" if "attention" in str(error).lower() else ""
-    return f"model.name_or_path: {what} {name!r}{where} could not be loaded: {_told(error)}{attention}"
+    return f"model.name_or_path: {what} {name!r}{where} could not be loaded: {told(error)}{attention}"
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_TOLD else text[:_LONGEST_TOLD] + " …"
 
 
-def _transformers() -> Any:
+def transformers_library() -> Any:
     try:
         import transformers
     except ImportError as error:

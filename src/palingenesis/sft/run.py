@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError, MissingExtraError
 from palingenesis.sft.arguments import monitor_config, on_cpu, trainer_arguments
+from palingenesis.sft.quiet import quiet_libraries
 from palingenesis.sft.resume import (
     Start,
     first_rows,
@@ -88,7 +89,7 @@ def train(config: TrainConfig) -> TrainResult:
     state.wait_for_everyone()
     from palingenesis.sft.telling import telling
 
-    with telling(folder, main=state.is_main_process) as teller, _quiet_libraries():
+    with telling(folder, main=state.is_main_process) as teller, quiet_libraries():
         for reason in start.passed_over:
             log.warning("a checkpoint is passed over: %s", reason)
         order = order_of_data(config, state.num_processes)
@@ -218,7 +219,6 @@ class _Run:
             processing_class=tokenizer,
             data_collator=fingerprinting(collator(tokenizer.pad_token_id, packed=config.data.packing)),
         )
-        _use_own_lines(trainer)
         rows.join(trainer.ledger, trainer.stopwatch)
         require_exact(trainer.network, len(tokenizer))
 
@@ -265,14 +265,6 @@ def _mean_length(stream: Stream) -> float:
     return sum(one.tokens for one in stream.accounts) / sum(one.samples for one in stream.accounts)
 
 
-def _use_own_lines(trainer: FineTuner) -> None:
-    """Lines and bar are ours; the trainer's own would print numbers beside them."""
-    from transformers import PrinterCallback, ProgressCallback
-
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-
-
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
     """The time in which a polite request to end, as schedulers send it, ends the run as Ctrl-C does."""
@@ -288,24 +280,6 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """The time in which other libraries' bars and information stay off the terminal."""
-    import datasets  # type: ignore[import-untyped]
-    from transformers.utils import logging as theirs
-
-    level = theirs.get_verbosity()
-    theirs.set_verbosity(logging.ERROR)
-    theirs.disable_progress_bar()  # type: ignore[no-untyped-call]
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        theirs.set_verbosity(level)
-        theirs.enable_progress_bar()  # type: ignore[no-untyped-call]
-        datasets.enable_progress_bars()
 
 
 def _rank() -> int:

@@ -85,6 +85,17 @@ def evaluation_sources(config: TrainConfig) -> list[Source]:
     return [Source(data.eval_dataset, data.eval_split, messages_field=data.messages_field)]
 
 
+def mask_options(config: TrainConfig) -> MaskOptions:
+    """What of a sample is trained."""
+    data = config.data
+    return MaskOptions(
+        max_length=data.max_seq_length,
+        last_turn_only=data.last_turn_only,
+        train_on_reasoning=data.train_on_reasoning,
+        include_observations=data.include_observations,
+    )
+
+
 def training_stream(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, quarantine: Quarantine, *, world_size: int
 ) -> Stream:
@@ -190,14 +201,7 @@ def _prepare(
     quarantine: Quarantine,
     most: int | None = None,
 ) -> Prepared:
-    data = config.data
-    options = MaskOptions(
-        max_length=data.max_seq_length,
-        last_turn_only=data.last_turn_only,
-        train_on_reasoning=data.train_on_reasoning,
-        include_observations=data.include_observations,
-    )
-    prepared = prepare(source, tokenizer, quarantine, options=options, limit=most)
+    prepared = prepare(source, tokenizer, quarantine, options=mask_options(config), limit=most)
     account = prepared.account
     share, allowed = 100 * account.skipped / account.read, config.preprocess.max_bad_rows_pct
     if share > allowed:

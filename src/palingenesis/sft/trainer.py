@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from palingenesis.sft.checkpoints import unmark
@@ -72,6 +72,8 @@ class FineTuner(SFTTrainer):
         options["args"].save_only_model = sharded
         super().__init__(**options)
         self.args.save_only_model = False
+        for callback in (PrinterCallback, ProgressCallback):  # lines and bar are those of `telling.py`
+            self.remove_callback(callback)
         self._sharded = sharded
         model: Any = self.model
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model

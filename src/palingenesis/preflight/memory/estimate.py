@@ -66,7 +66,8 @@ class Estimate:
         """How this goes with a card's memory; ``None`` for what it would take without a limit."""
         shares = sharding.weights(self.sizes, self.strategy, self.world_size)
         held = round(self.sizes.all * shares.get(Category.PARAMETERS, 1.0))
-        parts = fixed_parts(self.config, self.described, held, self.world_size)
+        sharded = self.use.peak if self.strategy == "fsdp2" and self.world_size > 1 else 0
+        parts = fixed_parts(self.config, self.described, held, self.world_size, sharded)
         fixed = sum(part.bytes for part in parts)
         communication = self.use.made_of.get("communication", 0)
         room = float("inf") if gpu_bytes is None else gpu_bytes - fixed - communication

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError
 from palingenesis.sft.builtin import build_model, build_tokenizer, is_builtin
-from palingenesis.sft.model import _located, _require_causal, _told, _transformers, _with_adapters
+from palingenesis.sft.model import located, require_causal, told, transformers_library, with_adapters
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,8 @@ def describe_model(config: TrainConfig) -> Any:
             name, build_tokenizer(name), seed=config.train.seed, max_length=config.data.max_seq_length
         )
         return made.config
-    where = _located(name, "config.json")
-    transformers = _transformers()
+    where = located(name, "config.json")
+    transformers = transformers_library()
     try:
         found = transformers.AutoConfig.from_pretrained(
             where,
@@ -49,17 +49,17 @@ def describe_model(config: TrainConfig) -> Any:
         )
     except Exception as error:  # noqa: BLE001 - files and the hub fail in dozens of ways, all told in one line
         raise ConfigError(_no_description(name, where, error)) from None
-    _require_causal(found, name)
+    require_causal(found, name)
     return found
 
 
 def _no_description(name: str, where: str, error: Exception) -> str:
     if Path(where).is_dir():
-        return f"model.name_or_path: the config.json in {name!r} cannot be used: {_told(error)}"
-    told = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        return f"model.name_or_path: the config.json in {name!r} cannot be used: {told(error)}"
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return (
         f"model.name_or_path: {name!r} is no local folder, and its configuration could not be had from the "
-        f"hub ({told}): give a folder that holds its config.json (that file is enough) with "
+        f"hub ({first}): give a folder that holds its config.json (that file is enough) with "
         "--model.name_or_path DIR"
     )
 
@@ -93,7 +93,7 @@ def make_model(config: TrainConfig, described: Any) -> torch.nn.Module:
     from palingenesis.sft.head import read_head_inside
 
     options = config.model
-    transformers = _transformers()
+    transformers = transformers_library()
     try:
         model: Any = transformers.AutoModelForCausalLM.from_config(
             copy.deepcopy(described),
@@ -104,11 +104,11 @@ def make_model(config: TrainConfig, described: Any) -> torch.nn.Module:
     except Exception as error:  # noqa: BLE001 - models refuse configurations in dozens of ways
         raise ConfigError(
             f"model.name_or_path: no model can be made from the config.json of {options.name_or_path!r}: "
-            f"{_told(error)}"
+            f"{told(error)}"
         ) from None
     inner = model
     if options.lora is not None:
-        model = _with_adapters(config, model)
+        model = with_adapters(config, model)
     _checkpoint(model, config)
     chunks = config.memory.loss_num_chunks if config.memory.chunked_loss else 1
     read_head_inside(inner, chunks=chunks)
@@ -120,7 +120,7 @@ def attention_traced(name: str) -> str:
     """The attention to trace for one that is configured."""
     if name not in _OWN_KERNELS:
         return name
-    utils = _transformers().utils
+    utils = transformers_library().utils
     available = getattr(utils, f"is_{name.replace('attention', 'attn')}_available", None)
     if available is not None and available():
         return name
@@ -153,5 +153,5 @@ def _checkpoint(model: Any, config: TrainConfig) -> None:
         except ValueError as error:
             raise ConfigError(
                 f"train.gradient_checkpointing is true and {type(model).__name__} does not support it "
-                f"({_told(error)}): set it to false"
+                f"({told(error)}): set it to false"
             ) from None

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 @contextmanager
 def quiet() -> Iterator[None]:
     """No information, progress bars or deprecations of transformers and peft; errors are still told."""
-    from palingenesis.sft.model import _transformers
+    from palingenesis.sft.model import transformers_library
 
-    theirs = _transformers().utils.logging
+    theirs = transformers_library().utils.logging
     level = theirs.get_verbosity()
     theirs.set_verbosity(logging.ERROR)
     try:

@@ -34,7 +34,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[tuple[str, str
     """
     settings = _read(Path(path))
     for name, text in overrides:
-        _override(settings, name, text)
+        override(settings, name, text)
     try:
         return TrainConfig(**settings)
     except ConfigError as error:
@@ -122,7 +122,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def _override(settings: dict[str, Any], name: str, text: str) -> None:
+def override(settings: dict[str, Any], name: str, text: str) -> None:
     check_name(name)
     parts = name.split(".")
     group = settings
