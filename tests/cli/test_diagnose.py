@@ -56,6 +56,7 @@ def test_the_specs_command_with_stand_ins(
         "data.eval_dataset": tmp_path / "held_out.jsonl",
         "data.eval_split": "train",
         "data.max_seq_length": 64,
+        "train.gradient_accumulation_steps": 8,
         "train.output_dir": tmp_path / "run",
     }
     more = [word for name, value in stand_ins.items() for word in (f"--{name}", str(value))]

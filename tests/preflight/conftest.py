@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,3 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return rows
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A real Chromium."""
-    import shutil
-
-    sync_api = pytest.importorskip("playwright.sync_api")
-    found = (shutil.which(n) for n in ("chromium", "chromium-browser", "google-chrome", "chrome"))
-    path = next((p for p in found if p), None)
-    with sync_api.sync_playwright() as playwright:
-        if path is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("no Chromium is installed")
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()

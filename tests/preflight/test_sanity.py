@@ -64,8 +64,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("config.eval_never", {**CHECKED, "data__eval_every": 50_000}, {**CHECKED, "data__eval_every": 100}),
     ("config.eval_costs", {**CHECKED, "data__eval_every": 1}, {**CHECKED, "data__eval_every": 50}),
     ("config.save_never", {"train__save_steps": 50_000}, {"train__save_steps": 500}),
-    ("config.best_not_saved", {**CHECKED, "data__eval_every": 999, "train__save_steps": 1000},
-     {**CHECKED, "data__eval_every": 100, "train__save_steps": 200}),
     ("config.health_never", {**SHORT, "logging__health_tier3_every": 100}, SHORT),
     ("config.health_never", {**SHORT, "logging__check_every": 50}, SHORT),
     ("config.whole_logits", {**LARGE_BATCH, "memory__chunked_loss": False}, LARGE_BATCH),
@@ -227,3 +225,13 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     assert check_disk(there, Made("M", 10, 10, 1)) == []
     adapters = Made("M", parameters=10**9, trained=10**6, vocabulary=1)
     assert check_disk(there, adapters, free=10**9) == []
+
+
+def test_defaults_in_a_short_run_are_nobodys_mistake() -> None:
+    """The same cadence is a warning where it was chosen."""
+    short = {"train__max_steps": 300}
+    by_default = [one for one in check_config(config(**short), KNOWN) if one.check == "config.save_never"]
+    given = check_config(config(**short, train__save_steps=400), KNOWN)
+    chosen = [one for one in given if one.check == "config.save_never"]
+    assert [one.severity for one in by_default] == ["info"]
+    assert [one.severity for one in chosen] == ["warning"]

@@ -279,3 +279,44 @@ def test_tallies_join_as_if_counted_at_once() -> None:
     assert one.seen["data.x"].places == [("a", 1), ("a", 2), ("b", 1), ("a", 3)]
     assert one.seen["data.x"].example == "a1"
     assert one.by_turn == [(1, 10), (3, 30)]
+
+
+def test_what_the_length_takes_is_told_with_the_length_that_is_needed(
+    write: Callable[..., Path],
+) -> None:
+    """Also where a row loses all of its answer, and is left out; what is told to be set helps."""
+    made = rows(20)
+    made[3]["messages"][0]["content"] += " word" * 200
+    made[7]["messages"][1]["content"] += " word" * 100
+    path = write(*made)
+    report = checked(path, ("data.max_seq_length", "64"))
+    (cut,) = (finding for finding in report.findings if finding.check == "data.answers_cut")
+    assert cut.evidence["count"] == 2 and cut.evidence["lost_all"] == 1
+    assert sorted(cut.evidence["lines"]) == [4, 8]
+    assert cut.evidence["longest"] > 200
+    (none,) = (finding for finding in report.findings if finding.check == "masking.no_loss_tokens")
+    assert none.fix == cut.fix == f"set data.max_seq_length to {cut.evidence['longest']}"
+    assert checked(path, ("data.max_seq_length", str(cut.evidence["longest"]))).findings == ()
+
+
+def test_a_message_without_text_is_no_missing_field(write: Callable[..., Path]) -> None:
+    made = [
+        *rows(20),
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]},
+    ]
+    checks = [finding.check for finding in checked(write(*made)).findings]
+    assert checks == ["data.bad_value"]
+
+
+def test_what_a_collator_of_ones_own_does_is_mended_there(write: Callable[..., Path]) -> None:
+    import torch
+
+    def all_of_it(batch: Any) -> dict[str, Any]:
+        ids = [torch.tensor(row["input_ids"]) for row in batch]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=0)
+        real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
+        return {"input_ids": padded, "attention_mask": real, "labels": padded.masked_fill(real == 0, -100)}
+
+    report = checked(write(*rows(20)), collate=all_of_it)
+    masking = [finding for finding in report.findings if finding.check.startswith("masking.")]
+    assert masking and all("mend the collator" in finding.fix for finding in masking)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.report import runs
@@ -57,19 +56,3 @@ def run_of(folder_of: Callable[[str], Path]) -> Callable[[str], Run]:
 def page_of(folder_of: Callable[[str], Path]) -> Callable[[str], str]:
     """The source of a run's page."""
     return lambda name: (folder_of(name) / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A real Chromium."""
-    import shutil
-
-    sync_api = pytest.importorskip("playwright.sync_api")
-    found = (shutil.which(n) for n in ("chromium", "chromium-browser", "google-chrome", "chrome"))
-    path = next((p for p in found if p), None)
-    with sync_api.sync_playwright() as playwright:
-        if path is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("no Chromium is installed")
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()

@@ -18,6 +18,18 @@ def test_what_comes_for_a_step_is_one_row() -> None:
     assert len(rows) == 0 and rows.take(3) == []
 
 
+def test_more_rows_wait_for_a_loop_that_has_its_own() -> None:
+    rows = Rows(3, 5)
+    for step in range(1, 5):
+        rows.add(step, {"x": step})
+    assert len(rows) == 3
+    rows.add_own(5, {"y": 5})
+    rows.add(6, {"x": 6})
+    assert len(rows) == 5
+    rows.add(7, {"x": 7})
+    assert [row["train/global_step"] for row in rows.take(9)] == [3, 4, 5, 6, 7]
+
+
 def test_rows_after_the_step_wait() -> None:
     rows = Rows(10)
     for step in (1, 2, 5):

@@ -11,7 +11,6 @@ What cannot be looked at is a finding: a check that was not made shows nothing.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -346,11 +345,5 @@ def _quiet() -> Iterator[None]:
     from palingenesis.preflight.memory.quiet import quiet
     from palingenesis.sft.quiet import quiet_libraries
 
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)  # it tells of every attempt
-    try:
-        with quiet(), quiet_libraries():
-            yield
-    finally:
-        hub.setLevel(level)
+    with quiet(), quiet_libraries():
+        yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +75,8 @@ class Sample:
 class Refused:
     """A row that training leaves out.
 
-    ``fields`` are the names it has, ``proposal`` what would make it one that can be used.
+    ``fields`` are the names it has, ``proposal`` what would make it one that can be used, ``whole`` its
+    tokens before it was cut, if that took its answers.
     """
 
     source: str
@@ -85,6 +86,7 @@ class Refused:
     fields: tuple[str, ...] = ()
     lost: Lost | None = None
     proposal: str = ""
+    whole: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,10 @@ class Reader:
         except BadRow as problem:
             lost = self._lost(source, data) if problem.kind == "nothing_to_train" else None
             proposal = propose(source, data) if problem.kind == "missing_field" else ""
-            return Refused(row.source, row.file, row.number, problem, tuple(map(str, data)), lost, proposal)
+            whole = self._whole(source, row) if lost == "truncation" else 0
+            return Refused(
+                row.source, row.file, row.number, problem, tuple(map(str, data)), lost, proposal, whole
+            )
         if masker is None:
             texts = [text_of(data, source.messages_field), *[""] * (len(found) - 1)]
             return [
@@ -158,6 +163,11 @@ class Reader:
             for each in found
             if each.origin is not None
         ]
+
+    def _whole(self, source: Source, row: Row) -> int:
+        """Tokens of a row that is not cut."""
+        uncut = Reader(self.tokenizer, replace(self.options, max_length=None)).read(source, row)
+        return 0 if isinstance(uncut, Refused) else max(len(one.encoded.input_ids) for one in uncut)
 
     def _lost(self, source: Source, data: Mapping[str, Any]) -> Lost:
         messages = normalize(data, source.messages_field)

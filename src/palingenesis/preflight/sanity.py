@@ -8,8 +8,8 @@ Options that cannot work together are refused when the configuration is read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.findings import Finding
@@ -54,6 +54,19 @@ class _Run:
         return data.eval_dataset is not None or bool(data.eval_sources)
 
 
+#: Options whose defaults are made for longer runs, by the finding that they make in a short one.
+_CADENCES = {
+    "config.few_steps": ("train.gradient_accumulation_steps", "train.max_steps", "train.epochs"),
+    "config.save_never": ("train.save_steps",),
+    "config.eval_never": ("data.eval_every",),
+    "config.health_never": (
+        "logging.check_every",
+        "logging.health_tier3_every",
+        "logging.health_tier2_every",
+    ),
+}
+
+
 def planned_steps(config: TrainConfig, known: Known) -> int | None:
     """Optimizer steps of the run; ``None`` where neither the configuration nor the data tell."""
     return _Run(config, known, SanityLimits()).steps
@@ -64,7 +77,16 @@ def check_config(
 ) -> list[Finding]:
     """Everything about a configuration that needs neither weights nor batches."""
     run = _Run(config, known or Known(), limits or SanityLimits())
-    return [finding for rule in _RULES for finding in rule(run)]
+    changed = config.changed()
+    return [_softened(finding, changed) for rule in _RULES for finding in rule(run)]
+
+
+def _softened(finding: Finding, changed: Mapping[str, Any]) -> Finding:
+    """What follows from defaults alone, in a run that happens to be short, is nobody's mistake."""
+    options = _CADENCES.get(finding.check)
+    if options is None or any(option in changed for option in options):
+        return finding
+    return replace(finding, severity="info")
 
 
 def highest_rate(parameters: int | None, *, lora: bool, limits: SanityLimits) -> float:
@@ -238,7 +260,7 @@ def _evaluation(run: _Run) -> Iterator[Finding]:
 
 
 def _checkpoints(run: _Run) -> Iterator[Finding]:
-    save, evaluate, steps = run.config.train.save_steps, run.config.data.eval_every, run.steps
+    save, steps = run.config.train.save_steps, run.steps
     if steps is None:
         return
     if save > steps >= run.limits.long_run:
@@ -248,15 +270,6 @@ def _checkpoints(run: _Run) -> Iterator[Finding]:
             f"train.save_steps is {save} and the run has {steps} steps: an interruption loses all of them",
             {"save_steps": save, "steps": steps},
             f"set train.save_steps to {max(1, steps // 5)}",
-        )
-    elif run.evaluates and evaluate <= steps and save <= steps < math.lcm(save, evaluate):
-        yield Finding(
-            "config.best_not_saved",
-            "warning",
-            f"no step of the run is both evaluated (data.eval_every {evaluate}) and saved (train.save_steps "
-            f"{save}): the best checkpoint cannot be known",
-            {"save_steps": save, "eval_every": evaluate, "steps": steps},
-            f"set train.save_steps to {evaluate}",
         )
 
 

@@ -51,6 +51,8 @@ class Tally:
         script: of each sample the number of its script.
         by_turn: of the n-th answer, how many there were and how many tokens of theirs bear loss.
         answers_cut: samples that lose a part of an answer, or all of it, to the greatest length.
+        cut_places, longest_cut: where the first of those are, and the tokens of the longest before it was
+            cut.
         largest_id: the largest token id.
         cells: positions of the batches that were made, padding included.
     """
@@ -72,6 +74,8 @@ class Tally:
     script: array[int] = field(default_factory=lambda: array("B"))
     by_turn: list[tuple[int, int]] = field(default_factory=list)
     answers_cut: int = 0
+    cut_places: list[tuple[str, int]] = field(default_factory=list)
+    longest_cut: int = 0
     reasoning_dropped: int = 0
     largest_id: int = -1
     cells: int = 0
@@ -79,6 +83,13 @@ class Tally:
     def note(self, check: str, source: str, line: int, example: str = "") -> None:
         """Count one sample under a finding."""
         self.seen.setdefault(check, Seen()).add(source, line, example)
+
+    def note_cut(self, source: str, line: int, whole: int) -> None:
+        """Count a sample that loses a part of an answer, or all of it."""
+        self.answers_cut += 1
+        self.longest_cut = max(self.longest_cut, whole)
+        if len(self.cut_places) < NAMED:
+            self.cut_places.append((source, line))
 
     def index_of(self, source: str) -> int:
         """The number of a source."""
@@ -112,6 +123,8 @@ class Tally:
         pairs = zip_longest(self.by_turn, other.by_turn, fillvalue=(0, 0))
         self.by_turn = [(mine[0] + theirs[0], mine[1] + theirs[1]) for mine, theirs in pairs]
         self.answers_cut += other.answers_cut
+        self.longest_cut = max(self.longest_cut, other.longest_cut)
+        self.cut_places += other.cut_places[: NAMED - len(self.cut_places)]
         self.reasoning_dropped += other.reasoning_dropped
         self.largest_id = max(self.largest_id, other.largest_id)
         self.cells += other.cells

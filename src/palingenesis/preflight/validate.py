@@ -79,7 +79,7 @@ def validate(
     findings = check_setup(config, tokenizer, facts, end_of_turn)
     pad_is_end = end_of_turn is not None and str(tokenizer.pad_token) in end_of_turn
     for split, tally in tallies.items():
-        findings += Judge(config, tally, split, facts, pad_is_end).findings()
+        findings += Judge(config, tally, split, facts, pad_is_end, collate is not None).findings()
     if "eval" in tallies:
         findings += leaked(tallies["train"], tallies["eval"])
     if config.data.packing:

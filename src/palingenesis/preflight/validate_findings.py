@@ -16,7 +16,7 @@ from palingenesis.preflight.checks.setup import ENLARGE, ModelFacts
 from palingenesis.preflight.checks.text import SCRIPTS
 from palingenesis.preflight.samples import Split
 from palingenesis.preflight.tally import NAMED, Seen, Tally
-from palingenesis.preflight.validate_rules import COLLATOR, MEND, RULES, Rule
+from palingenesis.preflight.validate_rules import COLLATOR, MEND, OWN_COLLATOR, RULES, Rule
 
 if TYPE_CHECKING:
     from palingenesis.sft.config import TrainConfig
@@ -45,6 +45,7 @@ class Judge:
     split: Split
     facts: ModelFacts
     pad_is_end: bool = False
+    own_collator: bool = False
 
     def findings(self) -> Iterator[Finding]:
         """All of them."""
@@ -83,7 +84,7 @@ class Judge:
         if seen.example:
             message += f"; line {seen.places[0][1]}: {seen.example}"
         numbers: dict[str, Any] = {"count": seen.count, "share": share}
-        fix = rule.fix
+        fix = OWN_COLLATOR if self.own_collator and rule.by_template else rule.fix
         if rule.check == "masking.end_of_turn_untrained" and self.pad_is_end:
             numbers["pad_is_end_of_turn"] = True
             fix = (
@@ -101,7 +102,7 @@ class Judge:
             return
         lost = dict(self.tally.lost)
         fixes = {
-            "truncation": f"set data.max_seq_length above {self.config.data.max_seq_length}",
+            "truncation": self._make_room(),
             "weights": "give an answer of the row a weight of 1, or delete the row from data.dataset",
             "turns": "set data.last_turn_only to false",
             "collator": COLLATOR,
@@ -146,32 +147,35 @@ class Judge:
                 )
 
     def _cut(self) -> Iterator[Finding]:
-        whole, length = _array(self.tally.whole), _array(self.tally.length)
-        cut = np.flatnonzero(whole > length)
         count = self.tally.answers_cut
         if not count:
             return
         share = count / self._rows()
-        needed = int(whole.max(initial=0))
-        positions = self.facts.positions
-        wanted = max(needed, int(self.config.data.max_seq_length or 0) + 1)
-        fix = f"set data.max_seq_length to {wanted}"
-        if positions is not None and wanted > positions:
-            fix = f"set data.max_seq_length to {positions}, which is all the model has, and shorten the rest"
         yield Finding(
             "data.answers_cut",
             "warning" if share >= SHARE_CUT else "info",
             f"{count} of {self._rows()} {self._samples()} ({share:.1%}) lose an answer, or the end of one, "
             f"to data.max_seq_length {self.config.data.max_seq_length}",
             self._evidence(
-                [self._place(index) for index in cut[:NAMED]],
+                self.tally.cut_places,
                 count=count,
                 share=share,
                 lost_all=self.tally.lost["truncation"],
-                longest=needed,
+                longest=self.tally.longest_cut,
             ),
-            fix,
+            self._make_room(),
         )
+
+    def _make_room(self) -> str:
+        """What is to be done about rows that are cut."""
+        longest, positions = self.tally.longest_cut, self.facts.positions
+        if positions is None or longest <= positions:
+            return f"set data.max_seq_length to {longest}"
+        if (self.config.data.max_seq_length or 0) >= positions:
+            return (
+                f"shorten the rows: data.max_seq_length {positions} is all that the model has positions for"
+            )
+        return f"set data.max_seq_length to {positions}, which is all the model has, and shorten the rest"
 
     def _little_loss(self) -> Iterator[Finding]:
         length, loss = _array(self.tally.length), _array(self.tally.loss)

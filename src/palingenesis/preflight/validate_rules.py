@@ -21,6 +21,11 @@ class Rule:
     #: Share of samples below which it is only told.
     share: float
 
+    @property
+    def by_template(self) -> bool:
+        """Whether the chat template decides it, where training's own collator is used."""
+        return self.fix.startswith("set model.chat_template")
+
 
 def finding(check: str, severity: Severity, told: str, fix: str, share: float = 0.0) -> Rule:
     """A finding that is made whenever something was seen, ``info`` below a share of samples."""
@@ -29,6 +34,10 @@ def finding(check: str, severity: Severity, told: str, fix: str, share: float = 
 
 MEND = "mend or delete the rows (preprocess.max_bad_rows_pct: 0 makes training refuse them)"
 COLLATOR = "train with the collator of palingenesis.sft.data, or set data.packing to false to narrow it down"
+OWN_COLLATOR = (
+    "mend the collator that was given: its labels are to be the token ids of the answers and -100 everywhere "
+    "else; or train with that of palingenesis.sft.data"
+)
 RULES = (
     finding(
         "masking.labels_shifted",

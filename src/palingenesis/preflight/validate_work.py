@@ -94,7 +94,8 @@ def _count_refused(row: Refused, tally: Tally) -> None:
             tally.proposals[row.proposal] += 1
     if row.lost is not None:
         tally.lost[row.lost] += 1
-        tally.answers_cut += row.lost == "truncation"
+    if row.lost == "truncation":
+        tally.note_cut(row.source, row.line, row.whole)
 
 
 def _count(sample: Sample, tally: Tally) -> None:
@@ -108,7 +109,8 @@ def _count(sample: Sample, tally: Tally) -> None:
     tally.content.append(_hash(ids.tobytes()))
     if origin is not None and encoded.truncated:
         end = origin.offsets[len(ids) - 1][1]
-        tally.answers_cut += any(span.end > end for span in origin.spans)
+        if any(span.end > end for span in origin.spans):
+            tally.note_cut(sample.source, sample.line, len(origin.offsets))
     tally.reasoning_dropped += encoded.reasoning_dropped
     written = [message.content for message in sample.messages]
     asked = "\0".join(written[:-1])

@@ -14,12 +14,16 @@ def quiet_libraries() -> Iterator[None]:
     from transformers.utils import logging as theirs
 
     level = theirs.get_verbosity()
+    hub = logging.getLogger("huggingface_hub")  # it tells of every attempt
+    before = hub.level
+    hub.setLevel(logging.ERROR)
     theirs.set_verbosity(logging.ERROR)
     theirs.disable_progress_bar()  # type: ignore[no-untyped-call]
     datasets.disable_progress_bars()
     try:
         yield
     finally:
+        hub.setLevel(before)
         theirs.set_verbosity(level)
         theirs.enable_progress_bar()  # type: ignore[no-untyped-call]
         datasets.enable_progress_bars()

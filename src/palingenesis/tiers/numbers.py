@@ -49,7 +49,7 @@ class Numbers:
         self._bounds, self._ranks = BoundsWatch(config), RankWatch()
         self._missing = Missing()
         self._looks: deque[Look] = deque()
-        self.rows = Rows(2 * config.check_every + MOST_ROWS)
+        self.rows = Rows(2 * config.check_every + SPARE_ROWS, MOST_ROWS)
         # A run that goes on has learned what it was before.
         self._taught = False
         # Up to which step everything is known that will ever be.

@@ -11,10 +11,11 @@ class Rows:
 
     Args:
         most: rows that may wait; where what they wait for never comes, the oldest are dropped.
+        most_own: the same where the training loop has rows of its own.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, most_own: int | None = None) -> None:
+        self._most, self._most_own = most, most if most_own is None else most_own
         self._rows: dict[int, dict[str, Any]] = {}
         # What the training loop itself says of a step, which holds against everything else.
         self._own: dict[int, dict[str, Any]] = {}
@@ -36,6 +37,7 @@ class Rows:
 
     def add_own(self, step: int, values: Mapping[str, Any]) -> None:
         """Add what the training loop says of a step: where both have a number, this one counts."""
+        self._most = self._most_own
         if step > self._done:
             self.add(step, {})
             self._own.setdefault(step, {}).update(values)

@@ -155,3 +155,15 @@ def test_the_picture_shows_peak_and_parts(plain: bool) -> None:
     assert all(line.isascii() for line in lines) is plain
     parts = lines[-2].split()[-1]
     assert set(parts) <= set("fLbco") and parts[0] == "f" and parts[-1] == "o"
+
+
+@pytest.mark.parametrize("length", [500, 1000, 8192])
+def test_any_length_can_be_where_the_search_begins(length: int) -> None:
+    """One that is no multiple of the step, and one beyond the model's positions."""
+    made = estimate_memory(
+        config(data__max_seq_length=length, train__per_device_batch_size=1),
+        described=llama(max_position_embeddings=1024),
+    )
+    limit = longest_rows(made.on(LARGE), Budget(ALL_DAY))
+    assert limit.exact and limit.largest is not None and limit.largest >= 1024
+    assert limit.ended_by == "the model's positions"

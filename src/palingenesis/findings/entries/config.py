@@ -119,16 +119,6 @@ ENTRIES: tuple[Entry, ...] = (
         source="The trainer saves at multiples of train.save_steps and at the end.",
     ),
     Entry(
-        check="config.best_not_saved",
-        title="The best checkpoint cannot be known",
-        meaning="No step of the run is both a multiple of data.eval_every and of train.save_steps.",
-        why="A checkpoint without an evaluation of its own is never the best one, and only the newest are "
-        "kept.",
-        confirm=_SHOW,
-        fix="Set train.save_steps to data.eval_every, or to a multiple of it.",
-        source="transformers notes the best evaluation when it saves.",
-    ),
-    Entry(
         check="config.health_never",
         title="The monitor's slower looks never happen",
         meaning="logging.check_every, logging.health_tier2_every or logging.health_tier3_every is beyond the "

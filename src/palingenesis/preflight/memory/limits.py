@@ -48,6 +48,8 @@ def longest_rows(fit: Fit, budget: Budget) -> Limit:
     most = min(known or _LONGEST, _MOST_TOKENS // config.train.per_device_batch_size)
     most = most // LENGTH_STEP * LENGTH_STEP
     length = config.data.max_seq_length or LENGTH_STEP
+    if fit.fits and known is not None and length >= most:
+        return Limit("data.max_seq_length", length, True, "the model's positions")
     start = max(LENGTH_STEP, length // LENGTH_STEP * LENGTH_STEP)
     return _search(
         fit,
@@ -86,7 +88,7 @@ def _search(fit: Fit, option: str, start: int, step: int, most: int, ceiling: st
     elif known:
         bad = start
     while bad - good > step and not budget.spent:
-        value = _next(totals, good, bad, step, most, gpu_bytes)
+        value = _next(totals, good, bad, step, most, gpu_bytes) if totals else start
         if fits(value):
             good = value
         else:

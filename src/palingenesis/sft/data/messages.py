@@ -167,6 +167,8 @@ def _message(entry: Any, number: int) -> Message:
         return Message("assistant", "", tool_calls=_calls_in_text(value, number))
     calls = _calls(entry.get("tool_calls") or (), number)
     if value is None and not calls:
+        if any(key in entry for key in _CONTENT_KEYS):
+            raise BadRow("bad_value", f"message {number} has null for its content; text is needed")
         raise BadRow("missing_field", f"message {number} has no 'content'; it has {_keys(entry)}")
     return Message(
         role,
