@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from palingenesis.cli.options import ConfigFile, DataFile, Gpu, GpuMemory, Json, ModelFolder, WorldSize
 from palingenesis.cli.output import print_json
 from palingenesis.cli.overrides import overrides
 
@@ -24,25 +25,17 @@ def diagnose(
         Literal["pre", "full", "post"],
         typer.Option(help="pre: look; full: do a few real steps as well; post: read a run that is over."),
     ] = "pre",
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="The configuration, a YAML file.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="DIR", help="The model, instead of a configuration.")
-    ] = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="Data for --model.")] = None,
+    config: ConfigFile = None,
+    model: ModelFolder = None,
+    data: DataFile = None,
     log_file: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For --mode post: the run folder.")
     ] = None,
-    gpu_memory_gb: Annotated[
-        float | None, typer.Option(metavar="GB", help="Memory of the card, in 10^9 bytes.", min=0.1)
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A card by name, such as a100-80gb.")
-    ] = None,
-    world_size: Annotated[int, typer.Option(metavar="N", help="Cards that train together.", min=1)] = 1,
+    gpu_memory_gb: GpuMemory = None,
+    gpu: Gpu = None,
+    world_size: WorldSize = 1,
     num_samples: Annotated[int, typer.Option(min=1, help="Rows whose masks are checked.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> int:
     """Check masks, data, memory, configuration and tokenizer before a run, or read one that is over.
 

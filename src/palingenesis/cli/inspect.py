@@ -8,19 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from palingenesis.cli.codes import FOUND, OK
+from palingenesis.cli.options import ConfigFile, DataFile, Json, ModelFolder
 from palingenesis.cli.output import print_json, say
 from palingenesis.cli.overrides import overrides
 
 
 def inspect(
     context: typer.Context,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="The configuration, a YAML file.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="DIR", help="The model, instead of a configuration.")
-    ] = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="Data for --model.")] = None,
+    config: ConfigFile = None,
+    model: ModelFolder = None,
+    data: DataFile = None,
     num_samples: Annotated[int, typer.Option(min=1, help="How many samples, or packed rows.")] = 5,
     index: Annotated[
         list[int] | None,
@@ -32,7 +29,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page instead.")] = None,
     table: Annotated[bool, typer.Option(help="Show every token in a table as well.")] = True,
     ascii: Annotated[bool, typer.Option("--ascii", help="Mark with plain characters: [[ and ]].")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> int:
     """Show what the model will be trained on: which tokens bear loss, and which are masked.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palingenesis.cli.options import Gpu, GpuMemory, Json, WorldSize
 from palingenesis.cli.output import print_json, say
 from palingenesis.cli.overrides import overrides
 
@@ -36,20 +37,16 @@ def profile(
         str | None,
         typer.Option(metavar="DIR", help="A model's folder (config.json is enough), in place of --config."),
     ] = None,
-    gpu_memory_gb: Annotated[
-        float | None, typer.Option(metavar="GB", help="Memory of the card, in 10^9 bytes.", min=0.1)
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A card by name, such as a100-80gb.")
-    ] = None,
-    world_size: Annotated[int, typer.Option(metavar="N", help="Cards that train together.", min=1)] = 1,
+    gpu_memory_gb: GpuMemory = None,
+    gpu: Gpu = None,
+    world_size: WorldSize = 1,
     search_seconds: Annotated[
         float,
         typer.Option(
             metavar="S", help="Time for what would make it fit and for the largest that fits; 0: none.", min=0
         ),
     ] = 90,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> int:
     """Estimate the memory of one optimizer step, without weights and without a GPU.
 

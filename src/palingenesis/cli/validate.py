@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palingenesis.cli.options import ConfigFile, DataFile, Json, ModelFolder
 from palingenesis.cli.output import print_json
 from palingenesis.cli.overrides import overrides
 
@@ -18,19 +18,15 @@ if TYPE_CHECKING:
 
 def validate(
     context: typer.Context,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="The configuration, a YAML file.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="DIR", help="The model, instead of a configuration.")
-    ] = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="FILE", help="Data for --model.")] = None,
+    config: ConfigFile = None,
+    model: ModelFolder = None,
+    data: DataFile = None,
     num_samples: Annotated[int, typer.Option(min=1, help="How many rows to check, from the first.")] = 200,
     all: Annotated[bool, typer.Option("--all", help="Check every row.")] = False,
     processes: Annotated[
         int | None, typer.Option(min=1, help="How many work at a time; otherwise as many as is worth it.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> int:
     """Check masks and data on the batches that training would see.
 

@@ -54,10 +54,8 @@ def make_trainer(
     from datasets import Dataset  # type: ignore[import-untyped]
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-    from palingenesis.sft.arguments import trainer_arguments
+    from palingenesis.sft.arguments import objective_options, trainer_arguments
     from palingenesis.sft.data import collator, pack
-    from palingenesis.sft.head import can_cut
-    from palingenesis.sft.objectives import ObjectiveParams
     from palingenesis.sft.trainer import FineTuner
 
     arguments = trainer_arguments(config, folder, planned, evaluates=False)
@@ -74,12 +72,8 @@ def make_trainer(
     )
     if config.data.packing:
         dataset = pack(dataset, int(config.data.max_seq_length or 0))
-    plugins, memory = config.plugins, config.memory
     return FineTuner(
-        objective_name=plugins.objective,
-        params=ObjectiveParams(pbar=plugins.info_sft_pbar, beta=plugins.cadft_beta),
-        chunks=memory.loss_num_chunks if memory.chunked_loss else 1,
-        cut=memory.chunked_loss and can_cut(),
+        **objective_options(config),
         evaluation=None,
         on_numbers=lambda step, logs: dict(logs),
         model=model,

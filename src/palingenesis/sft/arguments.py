@@ -99,6 +99,20 @@ def _checkpointing(kind: type, wanted: bool) -> dict[str, Any]:
     return {name: wanted, **({f"{name}_kwargs": {"use_reentrant": False}} if wanted else {})}
 
 
+def objective_options(config: TrainConfig) -> dict[str, Any]:
+    """What ``FineTuner`` is told of the objective and of how the LM head is read."""
+    from palingenesis.sft.head import can_cut
+    from palingenesis.sft.objectives import ObjectiveParams
+
+    plugins, memory = config.plugins, config.memory
+    return {
+        "objective_name": plugins.objective,
+        "params": ObjectiveParams(pbar=plugins.info_sft_pbar, beta=plugins.cadft_beta),
+        "chunks": memory.loss_num_chunks if memory.chunked_loss else 1,
+        "cut": memory.chunked_loss and can_cut(),
+    }
+
+
 def monitor_config(config: TrainConfig) -> MonitorConfig:
     """Cadences and bounds of the monitor."""
     options = config.logging

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError, MissingExtraError
-from palingenesis.sft.arguments import monitor_config, on_cpu, trainer_arguments
+from palingenesis.sft.arguments import monitor_config, objective_options, on_cpu, trainer_arguments
 from palingenesis.sft.quiet import quiet_libraries
 from palingenesis.sft.resume import (
     Start,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import TrainerState
 
     from palingenesis.sft.config import TrainConfig
+    from palingenesis.sft.evaluation import Evaluation
     from palingenesis.sft.stream import Stream
     from palingenesis.sft.telling import Teller
     from palingenesis.sft.trainer import FineTuner
@@ -174,15 +175,13 @@ class _Run:
         from palingenesis.integrations.transformers import HealthCallback
         from palingenesis.sft.callbacks import Afterwards, MarkCallback, RowCallback
         from palingenesis.sft.data import collator
-        from palingenesis.sft.evaluation import Evaluation
         from palingenesis.sft.flops import device_name, flops_of
-        from palingenesis.sft.head import can_cut, require_exact
-        from palingenesis.sft.objectives import ObjectiveParams
+        from palingenesis.sft.head import require_exact
         from palingenesis.sft.rows import RowMaker
-        from palingenesis.sft.stream import evaluation_sources, fingerprinting
+        from palingenesis.sft.stream import fingerprinting
         from palingenesis.sft.trainer import FineTuner
 
-        config, plugins = self._config, self._config.plugins
+        config = self._config
         health = HealthCallback(
             out=self._folder,
             stop_on=config.logging.stop_on,
@@ -192,24 +191,16 @@ class _Run:
             on_row=self._tell,
         )
         maker = RowMaker(
-            plain=plugins.objective == "ce",
+            plain=config.plugins.objective == "ce",
             max_grad_norm=config.train.max_grad_norm,
             steps_per_epoch=stream.steps_per_epoch,
             tokens_before=float(self._start.facts.get("tokens", 0.0)),
             flops=flops_of(model, _mean_length(stream), device_name=device_name()),
         )
         rows = RowCallback(maker, health, steps_per_epoch=stream.steps_per_epoch, evaluates=bool(evaluated))
-        evaluation = None
-        if evaluated:
-            weights = {source.title: source.weight for source in evaluation_sources(config)}
-            plain = collator(tokenizer.pad_token_id, packed=False)
-            evaluation = Evaluation(evaluated, weights, plain, config.train.per_device_batch_size)
         trainer = FineTuner(
-            objective_name=plugins.objective,
-            params=ObjectiveParams(pbar=plugins.info_sft_pbar, beta=plugins.cadft_beta),
-            chunks=config.memory.loss_num_chunks if config.memory.chunked_loss else 1,
-            cut=config.memory.chunked_loss and can_cut(),
-            evaluation=evaluation,
+            **objective_options(config),
+            evaluation=_evaluation(config, tokenizer, evaluated),
             on_numbers=rows.numbers,
             model=model,
             args=arguments,
@@ -258,6 +249,19 @@ class _Run:
         self._teller.row(row)
         for worker in self._workers:
             worker.log(int(row["train/global_step"]), row)
+
+
+def _evaluation(config: TrainConfig, tokenizer: Any, evaluated: Mapping[str, Any]) -> Evaluation | None:
+    """Over every source, unpacked; ``None`` if there is none."""
+    from palingenesis.sft.data import collator
+    from palingenesis.sft.evaluation import Evaluation
+    from palingenesis.sft.stream import evaluation_sources
+
+    if not evaluated:
+        return None
+    weights = {source.title: source.weight for source in evaluation_sources(config)}
+    plain = collator(tokenizer.pad_token_id, packed=False)
+    return Evaluation(evaluated, weights, plain, config.train.per_device_batch_size)
 
 
 def _mean_length(stream: Stream) -> float:
