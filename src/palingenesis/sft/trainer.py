@@ -2,7 +2,8 @@
 
 What is overridden, and why:
 
-    get_batch_samples   the divisor: loss-bearing tokens of the whole window, on all ranks
+    get_batch_samples   remembers the window, which some objectives look at first
+    items in a batch    the divisor: loss-bearing tokens of the whole window, on all ranks
     compute_loss        the objective, from per-token statistics read inside the model's forward pass
     evaluate            sums over tokens, each row once, by source
     checkpoints         of sharded models too
@@ -94,17 +95,22 @@ class FineTuner(SFTTrainer):
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
-    ) -> tuple[list[dict[str, Any]], torch.Tensor]:
+    ) -> tuple[list[dict[str, Any]], Any]:
         """The micro-batches of an optimizer step, and its loss-bearing tokens on all ranks."""
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches, tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._batches, self._window = batches, None
+        return batches, tokens
+
+    def _get_num_items_in_batch(
+        self, batch_samples: list[dict[str, Any]], device: torch.device
+    ) -> torch.Tensor:
         tokens = torch.zeros((), dtype=torch.int64, device=device)
-        for batch in batches:
+        for batch in batch_samples:
             # The first label of a row is nobody's target.
             tokens += (batch["labels"][..., 1:] != IGNORED).sum().to(device)
         if self.args.world_size > 1:
             torch.distributed.all_reduce(tokens)
-        self._batches, self._window = batches, None
-        return batches, tokens
+        return tokens
 
     # -- loss --------------------------------------------------------------------------------------------
 
