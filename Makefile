@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.palingenesis-installed
+# Processes that run tests, each with one thread and about 2 GB.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser demo test format bench docs
@@ -41,7 +43,7 @@ test: setup browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -34,6 +34,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"max_steps={last!r} cannot be used: give the number of the run's last step, or None"
         )
+    if given["training"] is not None and not isinstance(given["training"], Mapping):
+        raise ConfigError(f"training={given['training']!r:.60} is no mapping: pass options by name, or None")
     if given["scaler"] is not None and not hasattr(given["scaler"], "is_enabled"):
         raise ConfigError(
             f"scaler={given['scaler']!r:.60} is no torch.amp.GradScaler: pass that, or leave it out"

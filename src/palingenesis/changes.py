@@ -17,6 +17,7 @@ from torch import nn
 from palingenesis.errors import ConfigError
 from palingenesis.events import Event
 from palingenesis.layers import Layers, all_parameters, find_layers
+from palingenesis.order import forward_order
 from palingenesis.signals.meeting import agree
 from palingenesis.watch.reading import Bools, Ints
 
@@ -60,6 +61,15 @@ class Inventory:
         self._states = self._by_name()
         # id of a parameter to when the forward pass first used it, once that is known.
         self.forward_order: dict[int, int] = {}
+        self._order_is_known = False
+
+    def learn_order(self, loss: torch.Tensor) -> bool:
+        """Whether the order in which layers run was learned, from a loss with its graph: once."""
+        if self._order_is_known or loss.grad_fn is None:
+            return False
+        self._order_is_known = True
+        self.forward_order = forward_order(loss)
+        return True
 
     def order(self) -> Ints:
         """One entry a layer: its place in the forward pass, or in registration order where unknown.

@@ -159,6 +159,23 @@ class MonitorConfig(BaseModel):
         0.05, gt=0, le=1, description="Share of all steps skipped by the scaler that makes a warning."
     )
 
+    spike_files: int = Field(
+        50, ge=0, description="Most spikes of which the batch is kept in spikes/; 0 keeps none."
+    )
+    spike_samples: int = Field(
+        64, ge=1, description="Most samples of a micro-batch that are told of there; the rest are counted."
+    )
+    spike_tokens: int = Field(32, ge=1, description="First token ids of each of them.")
+    spike_text: int = Field(
+        600, ge=0, description="Characters of its text, where the tokenizer is known; 0 keeps no text."
+    )
+    spike_memory_mb: int = Field(
+        64,
+        ge=1,
+        description="MiB of batches that are held, by reference, until their steps are judged; the oldest "
+        "are let go first.",
+    )
+
     def __init__(self, **options: Any) -> None:
         try:
             super().__init__(**options)

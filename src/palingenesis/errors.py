@@ -7,6 +7,7 @@
     ├── RecordError        a run folder that cannot be read or written as asked
     │   ├── RecordExistsError   the folder already holds a run
     │   └── RecordBusyError     another process is writing to the folder
+    ├── RunLogError        a log that cannot be read, or that holds no loss
     └── MissingExtraError  a feature needs a package that is not installed
 
 Every message is one line and says what was given, what was expected and what to do; the command
@@ -42,6 +43,10 @@ class RecordExistsError(RecordError):
 
 class RecordBusyError(RecordError):
     """Another process is writing to the folder."""
+
+
+class RunLogError(PalingenesisError):
+    """A log of a trainer cannot be read, is of no known format, or holds no loss."""
 
 
 class MissingExtraError(PalingenesisError, ImportError):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from palingenesis.events import Event
 from palingenesis.reading import Reading
 from palingenesis.record.writer import RecordWriter
+
+if TYPE_CHECKING:
+    # Not at run time: trackers use this module too, and read logs where torch is not wanted.
+    from palingenesis.batches import Batches
 
 log = logging.getLogger("palingenesis")
 
@@ -31,6 +35,7 @@ class Journal:
         writer: the record, or ``None`` where there is none (other ranks, an unwritable folder).
         on_event, on_reading, on_row: called with each event, each reading and each row of metrics; what they
             raise becomes a ``monitor_error``.
+        batches: told of every event, so that what was in the batch of a spike is kept.
         quiet: log nothing (every rank but the first).
     """
 
@@ -41,9 +46,10 @@ class Journal:
         on_reading: Callable[[Reading], object] | None,
         *,
         on_row: Callable[[dict[str, Any]], object] | None = None,
+        batches: Batches,
         quiet: bool,
     ) -> None:
-        self.writer, self._quiet = writer, quiet
+        self.writer, self.batches, self._quiet = writer, batches, quiet
         self._callbacks: dict[str, Callable[[Any], object] | None] = {
             "on_event": on_event,
             "on_reading": on_reading,
@@ -78,9 +84,16 @@ class Journal:
                 self.counts[_COUNTED[event.event]] += 1
             self._log(event)
         for event in told:
+            self._keep_batch(event)
             self._hand_on("on_event", event, event.step)
         if broken is not None:
             self.failed(broken, "the record", told[-1].step)
+
+    def _keep_batch(self, event: Event) -> None:
+        try:
+            self.batches.told(event)
+        except Exception as error:  # noqa: BLE001 - what a batch holds is anyone's; the event stands without
+            self.failed(error, "spikes", event.step)
 
     def _log(self, event: Event) -> None:
         # The alarms of an incident are told by its one line.

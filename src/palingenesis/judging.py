@@ -6,7 +6,7 @@ The other half of ``monitor.py``, which reads and sends; here nothing touches th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from palingenesis import lifecycle
@@ -56,6 +56,7 @@ class Judging:
         self._before: Run | None = None
         # Checks at which some layer was judged, and the step of the last check.
         self._judged = self._checked = 0
+        self._loss_reduced = False
         # The last step whose row the training loop has completed, if it does such a thing.
         self._logged: int | None = None
 
@@ -126,6 +127,7 @@ class Judging:
         if isinstance(reading, LayerError):
             self._write_rows()
             self._journal.tell(self.watchers.check_losses(self._checked, losses))
+            self._journal.batches.judged(self._checked)
             raise reading
         counts = self._journal.counts
         counts["checks"] += 1
@@ -137,6 +139,13 @@ class Judging:
             self.gradients_are("clipped", lambda: lifecycle.clipped_gradients(reading.step, norm))
         self._record(interval, reading)
         self._journal.tell(events)
+        self._journal.batches.judged(self._checked)
+
+    def loss_is_reduced(self, shape: Sequence[int], step: int) -> None:
+        """Tell, once, of losses that are more than one number."""
+        if not self._loss_reduced:
+            self._loss_reduced = True
+            self._journal.tell([lifecycle.loss_reduced(step, shape)])
 
     def gradients_are(self, how: str, event: Callable[[], Event]) -> None:
         """Remember how gradients arrive, and tell it, if that was not known."""
@@ -191,6 +200,7 @@ class Judging:
         add_steps(self._numbers.rows, interval.times, losses)
         self._write_rows(step)
         self._journal.tell(events)
+        self._journal.batches.clear()
         self._numbers.tiers.leave()
 
     def verdict(self, step: int) -> str:
@@ -216,6 +226,7 @@ class Judging:
             watchers.load_state_dict(state["watchers"])
             self._numbers.load_state_dict(state["numbers"])
         self.watchers = watchers
+        self._journal.batches.clear()
         self._numbers.rows.restart(step)
         self._logged = None if self._logged is None else step
         if self.resuming:

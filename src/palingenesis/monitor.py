@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -19,15 +20,13 @@ from palingenesis import lifecycle
 from palingenesis.arguments import check_arguments
 from palingenesis.changes import Inventory, unwrap_optimizers
 from palingenesis.config import MonitorConfig, configured
-from palingenesis.describe import describe_run, learning_rate, rank_and_world_size
+from palingenesis.describe import describe_run, learning_rate
 from palingenesis.errors import MonitorClosedError
 from palingenesis.events import Event
 from palingenesis.interval import Gatherer, Interval, one_number
-from palingenesis.journal import Journal
 from palingenesis.judging import Judging
-from palingenesis.order import forward_order
 from palingenesis.reading import Reading
-from palingenesis.run_folder import open_record, recorded_step, write_report
+from palingenesis.run_folder import close_record, open_journal, recorded_step
 from palingenesis.scaling import Scaler
 from palingenesis.signals.microbatch import MicroBatches
 from palingenesis.tiers.look import Tiers
@@ -62,6 +61,7 @@ class Monitor:
             clipped, ``"released"`` if they are freed inside ``backward``, ``"unknown"`` to find out.
         start_step: the step that training goes on from; by default the last recorded when resuming, else 0.
         max_steps: the run's last step, if known: a run too short for tier 3 then looks at its weights there.
+        training: what the loop is configured with, for the record: ``load_run(out).training``.
 
     Raises:
         ConfigError: an option that cannot work.
@@ -91,6 +91,7 @@ class Monitor:
         gradients: Gradients = "unknown",
         start_step: int | None = None,
         max_steps: int | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         check_arguments(locals())
         self.config = configured(config, check_every=check_every, warmup=warmup, sigma=sigma, layers=layers)
@@ -99,20 +100,20 @@ class Monitor:
         self._inventory = Inventory(model, self._optimizers, self.config.layers)
         self._gatherer = Gatherer(self._inventory.layers, self.config, self._scaler, self._optimizers)
         self._noted: torch.Tensor | float | None = None
-        self._loss_reduced = self._closed = self._order_is_known = self._begun = False
+        self._closed = self._begun = False
         self._look_at_last = True
         self._changed: Event | None = None
         self._heard: MicroBatches | None = None
         self._sent: Interval | None = None
-        rank, _ = rank_and_world_size()
         info = describe_run(model, self._inventory.layers, self._optimizers)
-        info |= {"name": name, "gradients": gradients, "config": self.config.model_dump(mode="json")}
-        writer = open_record(out, info, resume=resume, overwrite=overwrite) if rank == 0 else None
-        self._journal = Journal(
-            writer, on_event, on_reading, on_row=on_row if rank == 0 else None, quiet=rank != 0
+        info |= {"name": name, "gradients": gradients, "training": dict(training or {})}
+        self._journal = open_journal(
+            out, info, self.config, on_event, on_reading, on_row, resume=resume, overwrite=overwrite
         )
-        self._step = recorded_step(out, writer, resume=resume) if start_step is None else start_step
-        self._folder = None if out is None or (rank == 0 and writer is None) else Path(out)
+        self.batches = self._journal.batches
+        if start_step is None:
+            start_step = recorded_step(out, self._journal.writer, resume=resume)
+        self._step = start_step
         schedule, watched = Schedule(self.config, max_steps), self._inventory.layers
         tiers = Tiers(model, watched, self.config, self._optimizers, self._scaler, schedule, self._failed)
         self._numbers = Numbers(tiers, self.config)
@@ -145,6 +146,7 @@ class Monitor:
         if not self._begun:
             self._try(self._begin)
         self._step += 1
+        self._try(self.batches.end_step, self._step)
         # What only one rank does, such as writing the record, comes last: where layers are sharded, the other
         # ranks wait for this one's share of them.
         gathered = self._try(self._note, loss)
@@ -174,6 +176,15 @@ class Monitor:
     def note_loss(self, loss: torch.Tensor | float) -> None:
         """Remember a loss for the next :meth:`step` that is called without one."""
         self._noted = loss.detach() if isinstance(loss, torch.Tensor) else loss
+
+    def note_batch(self, batch: object, *, indices: Sequence[int] | None = None) -> None:
+        """Remember a micro-batch of the coming step, by reference: a spike's is told of in ``spikes/``.
+
+        Args:
+            batch: what goes into the model: a mapping, a sequence or one tensor.
+            indices: where its samples are in the data set.
+        """
+        self._try(lambda: self.batches.note(batch, indices=indices))
 
     def batch(
         self,
@@ -234,11 +245,8 @@ class Monitor:
 
         Without it they are taken to run in the order of their registration.
         """
-        if self._order_is_known or loss.grad_fn is None:
-            return
-        self._order_is_known = True
-        self._inventory.forward_order = forward_order(loss)
-        self._judging.watchers.layers.order = self._inventory.order()
+        if self._inventory.learn_order(loss):
+            self._judging.watchers.layers.order = self._inventory.order()
 
     def close(self, *, last_weights: bool = True) -> None:
         """Judge what is left, write the end of the record and the report.
@@ -318,16 +326,15 @@ class Monitor:
         """Before the first step: what a run that goes on has to know before anything is looked at."""
         self._begun = True
         self._numbers.rows.restart(self._step)
-        self._numbers.begin(self._folder, goes_on=self._step > 0)
+        self._numbers.begin(self.batches.folder, goes_on=self._step > 0)
 
     def _note(self, loss: torch.Tensor | float | None) -> None:
         noted, self._noted = self._noted, None
         loss = noted if loss is None else loss
         if isinstance(loss, torch.Tensor):
             self.learn_order(loss)
-            if loss.numel() != 1 and not self._loss_reduced:
-                self._loss_reduced = True
-                self._journal.tell([lifecycle.loss_reduced(self._step, loss.shape)])
+            if loss.numel() != 1:
+                self._judging.loss_is_reduced(loss.shape, self._step)
             loss = one_number(loss)
         self._gatherer.note(self._step, loss)
         self._judging.console.note(self._step, learning_rate(self._optimizers))
@@ -371,7 +378,7 @@ class Monitor:
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        for part in (self._look_back, self._close_interval, self._close_record):
+        for part in (self._look_back, self._close_interval, partial(close_record, self._journal, self._step)):
             try:
                 part(error)
             except Exception as failure:  # noqa: BLE001 - as above; an exception of the loop's own passes through
@@ -390,10 +397,3 @@ class Monitor:
         scale = self._scaler.scale
         interval = self._gatherer.send(self._step, last=True)
         self._judging.close(self._step, interval, None if scale is None else float(scale))
-
-    def _close_record(self, error: BaseException | None) -> None:
-        seal = {} if self._journal.writer is None else self._journal.writer.seal()
-        self._journal.tell([lifecycle.ended(self._step, error, seal)])
-        if self._journal.writer is not None:
-            self._journal.writer.close(lifecycle.end_of(self._step, error, self.counts))
-            write_report(self._journal.writer.folder)

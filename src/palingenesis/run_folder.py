@@ -1,20 +1,60 @@
-"""A run's folder at both ends: opening the record, learning again from one that is resumed, the report."""
+"""A run's folder at both ends: opening the journal and its record, learning again from one that is resumed,
+writing the end and the report."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from palingenesis import lifecycle
+from palingenesis.batches import Batches
+from palingenesis.config import MonitorConfig
+from palingenesis.describe import rank_and_world_size
 from palingenesis.errors import RecordBusyError, RecordError, RecordExistsError
+from palingenesis.events import Event
 from palingenesis.journal import Journal, log
+from palingenesis.reading import Reading
 from palingenesis.record.reader import Run, load_run
 from palingenesis.record.start import last_step
 from palingenesis.record.verdict import judge
 from palingenesis.record.writer import RecordWriter
 from palingenesis.watch.replay import replay
 from palingenesis.watchers import Watchers
+
+
+def open_journal(
+    out: str | Path | None,
+    info: dict[str, Any],
+    config: MonitorConfig,
+    on_event: Callable[[Event], object] | None,
+    on_reading: Callable[[Reading], object] | None,
+    on_row: Callable[[dict[str, Any]], object] | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Journal:
+    """The journal of a run, which on rank 0 also writes its record.
+
+    Args:
+        out: the run's folder.
+        info: what run.json says of the run, besides the configuration.
+        config: the monitor's.
+        on_event, on_reading, on_row: the user's; ``on_row`` only on rank 0.
+        resume, overwrite: as ``Monitor`` takes them.
+
+    Raises:
+        RecordExistsError, RecordBusyError: as of :func:`open_record`.
+    """
+    rank, _ = rank_and_world_size()
+    info |= {"config": config.model_dump(mode="json")}
+    writer = open_record(out, info, resume=resume, overwrite=overwrite) if rank == 0 else None
+    folder = None if out is None or (rank == 0 and writer is None) else Path(out)
+    on_row = on_row if rank == 0 else None
+    batches = Batches(config, folder)
+    return Journal(writer, on_event, on_reading, on_row=on_row, batches=batches, quiet=rank != 0)
 
 
 def open_record(
@@ -83,6 +123,21 @@ def live_verdict(journal: Journal, before: Run | None, judged: int, consecutive:
         judged += int((before.judged > 0).sum())
     fired = judged if judged >= consecutive else 0
     return judge(events, checks, silent, fired, {"reason": "completed", "steps": step}).word
+
+
+def close_record(journal: Journal, step: int, error: BaseException | None) -> None:
+    """Tell and write the end of a run, and its report.
+
+    Args:
+        journal: the run's.
+        step: the last step.
+        error: what ended the run, if it did not complete.
+    """
+    writer = journal.writer
+    journal.tell([lifecycle.ended(step, error, {} if writer is None else writer.seal())])
+    if writer is not None:
+        writer.close(lifecycle.end_of(step, error, journal.counts))
+        write_report(writer.folder)
 
 
 def write_report(folder: Path) -> None:

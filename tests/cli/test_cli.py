@@ -83,7 +83,8 @@ def test_a_missing_run_is_one_line_and_exits_2(
     assert main([*arguments, str(tmp_path / "nothing")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert one_line(captured.err).startswith("pgs: error: no run folder at ")
+    told = {"verify": "no run folder at", "report": "there is no"}[arguments[0]]
+    assert one_line(captured.err).startswith(f"pgs: error: {told} {tmp_path / 'nothing'}")
 
 
 # ---------------------------------------------------------------------- report

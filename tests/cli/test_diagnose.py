@@ -114,7 +114,7 @@ def test_a_card_that_is_too_small(
         ([], "nothing was given to look at"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--mode", "post"], "--log_file"),
-        (["--mode", "post", "--log_file", "missing"], "there is no 'missing'"),
+        (["--mode", "post", "--log_file", "missing"], "there is no missing"),
         (["--mode", "post", "--log_file", "x", "--config", "y"], "no configuration"),
         (["--log_file", "x", "--config", "y"], "belongs to --mode post"),
         (["--mode", "later"], "later"),

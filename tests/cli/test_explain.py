@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from tests.findings.runs import healthy_rows, write
 from tests.test_house import run
 
 from palingenesis.cli import main
@@ -34,7 +36,12 @@ def test_one_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["check"] == "run.lr_too_high"
     assert document["fix"] == CATALOG["run.lr_too_high"].fix
     assert document["causes"]
-    assert document["follows_from"] == ["run.no_zero_grad", "run.worse_after_resume"]
+    assert document["follows_from"] == [
+        "run.replicas_diverge",
+        "run.no_zero_grad",
+        "run.worse_after_resume",
+    ]
+    assert "data that gets harder on the way" in document["otherwise"]
 
 
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +74,13 @@ def test_an_unknown_id_is_one_line_and_2(given: str, told: str, capsys: pytest.C
     (line,) = captured.err.splitlines()
     assert line.startswith("pgs: error: no finding is called")
     assert told in line
+
+
+def test_a_run_needs_no_torch(tmp_path: Path) -> None:
+    write(tmp_path / "run", healthy_rows(0, 60))
+    program = f"sys.argv = ['pgs', 'explain', {str(tmp_path / 'run')!r}]\n"
+    program += "from palingenesis.cli import main\nraise SystemExit(main())"
+    run(program, forbid=("torch", "transformers", "lightning"))
 
 
 def test_it_needs_no_torch() -> None:

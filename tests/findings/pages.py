@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from palingenesis.findings.catalog import CATALOG
+from palingenesis.findings.doubts import DOUBTS
 from palingenesis.findings.entry import Entry
 from palingenesis.findings.pathologies import PATHOLOGIES, Pathology
 from palingenesis.findings.schema import json_schema
@@ -33,13 +34,14 @@ one document of one form ([schema](findings.schema.json)).
 | `info` | worth knowing, nothing has to be done | 0 |
 
 Bad input and wrong usage are one line on stderr and exit code 2. `pgs explain ID` prints what this page
-says about one finding, `pgs explain` lists all of them.
+says about one finding, `pgs explain` lists all of them, and `pgs explain RUN` reads a run folder or any
+trainer's log and tells what happened, causes before what followed from them.
 
 ```python
 from palingenesis import load_run
-from palingenesis.findings.pathologies import diagnose_run
+from palingenesis.findings.pathologies import pathologies_of
 
-for finding in diagnose_run(load_run("pgs_run")):
+for finding in pathologies_of(load_run("pgs_run")):
     print(finding.severity, finding.check, finding.message, finding.fix)
 ```
 
@@ -49,15 +51,24 @@ for finding in diagnose_run(load_run("pgs_run")):
 TROUBLESHOOTING = """\
 ## Troubleshooting a run
 
-What can be seen in a record, causes before what follows from them. A trend or a median counts only where it
-is beyond doubt (one-sided chance of 1%), by rank statistics that a few wild values do not move; every limit
-is a field of `findings.limits.Limits`. What a record lacks is no symptom. Where one finding explains
-another, the second names it under `may_follow_from`. Causes are told [below](#run).
+What can be seen in a record, or in the log of any trainer as far as it has the numbers. A trend or a median
+counts only where it is beyond doubt (one-sided chance of 1%), by rank statistics that a few wild values do
+not move; every limit is a field of `findings.limits.Limits`. What a record lacks is no symptom.
+
+Every such finding has the step from which on it shows (`since`), a `confidence`, what else could look like it
+(`otherwise`) and the experiment that tells (`next`). Where one finding can explain another and began no
+later, the second names it under `may_follow_from` and stands behind it; the one that began first leads. A
+confidence is a chance by rule: 0.99 where the record says so itself, 0.9 where two signals of different kinds
+agree, 0.75 where one shows what little else does, 0.5 where other causes show just the same; times 0.7 where
+another finding may explain it, times 0.9 in a log that hides details. `python benchmarks/pathologies.py`
+compares it with how often findings are right. Causes are told [below](#run).
 
 | symptom | confirm | fix |
 |---|---|---|
 """
 
+#: What stands for the numbers of a run in the experiments.
+_PLACES = {"since": "N", "third": "a third", "half": "half", "twice": "twice what it is"}
 NOT_YET = "Not an option yet: {}."
 
 
@@ -102,6 +113,10 @@ def _of_pathology(pathology: Pathology) -> Iterator[str]:
     yield f"*Usual causes.* {_md('; '.join(pathology.causes))}.\n\n"
     if pathology.follows_from:
         yield f"*May follow from.* {', '.join(f'`{check}`' for check in pathology.follows_from)}.\n\n"
+    doubt = DOUBTS[pathology.check]
+    if doubt.otherwise:
+        yield f"*What else could look like it.* {_md('; '.join(doubt.otherwise))}.\n\n"
+    yield f"*To tell.* {_md(doubt.next.format_map(_PLACES))}.\n\n"
 
 
 def _md(text: str) -> str:

@@ -277,7 +277,7 @@ def lr_too_high_climbing(folder: Path, seed: int, sick: bool) -> Run:
 
     rows = changed(
         healthy_rows(seed),
-        train__loss=lambda step, old: old * (1 + 2 * bump(step)),
+        train__loss=lambda step, old: old * (1 + (2 if sick else 1) * bump(step)),
         train__grad_norm_raw=lambda step, old: old * (1 + (20 if sick else 0) * bump(step)),
     )
     return write(folder, rows)

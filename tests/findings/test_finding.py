@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,3 +58,20 @@ def test_findings_can_be_copied_and_pickled() -> None:
     one = finding("warning")
     assert copy.deepcopy(one) == one
     assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_a_cause_is_as_bad_as_what_it_explains() -> None:
+    given = [
+        finding("warning", "a.other"),
+        finding("info", "a.root"),
+        replace(finding("warning", "a.middle"), evidence={"may_follow_from": ["a.root"]}),
+        replace(finding("critical", "a.end"), evidence={"may_follow_from": ["a.middle"]}),
+    ]
+    ordered = Report("explain", tuple(given)).ordered
+    assert [one.check for one in ordered] == ["a.root", "a.middle", "a.end", "a.other"]
+
+
+@pytest.mark.parametrize("confidence", [-0.1, 1.5, float("nan")])
+def test_a_confidence_is_a_chance(confidence: float) -> None:
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        replace(finding("warning"), confidence=confidence)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.findings.more_runs import ALL, chain
 from tests.findings.runs import (
-    BUILDERS,
     Builder,
     changed,
     event,
@@ -23,25 +23,40 @@ from tests.findings.runs import (
     write,
 )
 
+from palingenesis.findings import Finding, Report
 from palingenesis.findings.catalog import CATALOG
+from palingenesis.findings.doubts import DOUBTS
 from palingenesis.findings.limits import Limits
-from palingenesis.findings.pathologies import PATHOLOGIES, diagnose_run
+from palingenesis.findings.pathologies import PATHOLOGIES, pathologies_of
 
 ROWS = {pathology.check: pathology for pathology in PATHOLOGIES}
 SEEDS = range(2)
-NAMES = [builder.__name__ for _, builder in BUILDERS]
+NAMES = [builder.__name__ for _, builder in ALL]
 
 
 def found(run: Any, **options: Any) -> list[str]:
-    return [finding.check for finding in diagnose_run(run, **options)]
+    return [finding.check for finding in pathologies_of(run, **options)]
 
 
-@pytest.mark.parametrize(("check", "builder"), BUILDERS, ids=NAMES)
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+    """What every sick record of the first seed shows, by its builder's name."""
+    folder = tmp_path_factory.mktemp("sick")
+    return {
+        builder.__name__: pathologies_of(builder(folder / builder.__name__, SEEDS[0], True))
+        for _, builder in ALL
+    }
+
+
+@pytest.mark.parametrize(("check", "builder"), ALL, ids=NAMES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_record_that_has_it_shows_it_and_its_twin_does_not(
-    check: str, builder: Builder, seed: int, tmp_path: Path
+    check: str, builder: Builder, seed: int, sick: dict[str, list[Finding]], tmp_path: Path
 ) -> None:
-    (finding,) = [one for one in diagnose_run(builder(tmp_path / "sick", seed, True)) if one.check == check]
+    seen = (
+        sick[builder.__name__] if seed == SEEDS[0] else pathologies_of(builder(tmp_path / "sick", seed, True))
+    )
+    (finding,) = [one for one in seen if one.check == check]
     assert finding.message
     assert finding.fix
     assert finding.evidence
@@ -64,7 +79,7 @@ def test_healthy_runs_short_and_long_have_no_finding(seed: int, count: int, tmp_
 
 
 def test_every_pathology_has_a_sick_record_and_an_entry() -> None:
-    seen = {check for check, _ in BUILDERS} | {"run.packing_leak"}
+    seen = {check for check, _ in ALL} | {"run.packing_leak"}
     assert seen == ROWS.keys()
     assert ROWS.keys() <= CATALOG.keys()
 
@@ -73,7 +88,21 @@ def test_what_explains_another_comes_before_it() -> None:
     order = [pathology.check for pathology in PATHOLOGIES]
     for pathology in PATHOLOGIES:
         for cause in pathology.follows_from:
-            assert order.index(cause) < order.index(pathology.check)
+            mutual = pathology.check in ROWS[cause].follows_from
+            assert mutual or order.index(cause) < order.index(pathology.check)
+
+
+@pytest.mark.parametrize(("spike", "layer"), [(300, 100), (100, 300), (200, 200)])
+def test_of_two_that_can_explain_each_other_the_first_does(spike: int, layer: int, tmp_path: Path) -> None:
+    events = [
+        event("loss_spike", spike, value=9.0, baseline=1.0),
+        event("gradient_spike", layer, layer="head", layers=["head"], ratio=90.0),
+    ]
+    findings = pathologies_of(write(tmp_path / "run", healthy_rows(0), events))
+    first = "run.layer_exploding" if layer < spike else "run.loss_spike"
+    assert findings[0].check == first
+    assert findings[1].explained_by == (first,)
+    assert findings[0].explained_by == ()
 
 
 def test_remedies_that_are_not_there_yet_are_no_options() -> None:
@@ -89,12 +118,11 @@ def test_remedies_that_are_not_there_yet_are_no_options() -> None:
         assert not options & set(pathology.not_yet)
 
 
-def test_every_option_that_a_fix_names_exists(tmp_path: Path) -> None:
+def test_every_option_that_a_fix_names_exists(sick: dict[str, list[Finding]]) -> None:
     from palingenesis.sft.config import TrainConfig
 
     texts = [CATALOG[check].fix for check in ROWS]
-    for number, (_, builder) in enumerate(BUILDERS):
-        texts += [finding.fix for finding in diagnose_run(builder(tmp_path / str(number), 0, True))]
+    texts += [finding.fix for findings in sick.values() for finding in findings]
     sections = {name: info.annotation for name, info in TrainConfig.model_fields.items()}
     named = {
         (section, option)
@@ -112,7 +140,7 @@ def test_every_option_that_a_fix_names_exists(tmp_path: Path) -> None:
 def test_a_consequence_names_its_cause_and_comes_after_it(tmp_path: Path) -> None:
     run = no_zero_grad(tmp_path / "run", 0, True)
     spikes = [event("loss_spike", step, value=9.0, baseline=1.0) for step in (100, 200, 300)]
-    findings = diagnose_run(write(tmp_path / "both", _rows(run), spikes))
+    findings = pathologies_of(write(tmp_path / "both", _rows(run), spikes))
     assert findings[0].check == "run.no_zero_grad"
     by_check = {finding.check: finding for finding in findings}
     assert by_check["run.data_quality"].evidence["may_follow_from"] == ["run.no_zero_grad"]
@@ -133,11 +161,64 @@ def test_several_things_wrong_are_all_found(tmp_path: Path) -> None:
         health__update_lost_pct=lambda step, _: 90.0,
         health__cuda_utilization_pct=lambda step, _: 99.0,
     )
-    assert found(write(tmp_path / "run", rows)) == [
-        "run.updates_lost",
+    assert sorted(found(write(tmp_path / "run", rows))) == [
         "run.lr_too_high",
         "run.memory_pressure",
+        "run.updates_lost",
     ]
+
+
+def test_what_began_first_and_explains_the_others_leads(tmp_path: Path) -> None:
+    findings = pathologies_of(chain(tmp_path / "run", 0))
+    assert findings[0].check == "run.worse_after_resume"
+    assert findings[0].since == 301
+    by_check = {finding.check: finding for finding in findings}
+    assert "run.worse_after_resume" in by_check["run.lr_too_high"].explained_by
+    assert by_check["run.nonfinite"].since == 551
+    places = {finding.check: place for place, finding in enumerate(findings)}
+    for finding in findings:
+        assert all(places[cause] < places[finding.check] for cause in finding.explained_by)
+    # A cause is shown before the worse things that it brought about.
+    shown = [finding.check for finding in Report("explain", tuple(findings)).ordered]
+    assert shown.index("run.worse_after_resume") < shown.index("run.nonfinite")
+
+
+def test_what_began_later_explains_nothing(tmp_path: Path) -> None:
+    """The schedule ends at step 400; the loss was flat long before."""
+    rng = np.random.default_rng(0)
+    rows = changed(
+        healthy_rows(0),
+        train__loss=lambda step, _: 2.0 * rng.lognormal(0, 0.03),
+        eval__loss=lambda step, _: 2.0,
+        train__lr=lambda step, _: 2e-5 * max(0.0, 1 - step / 400),
+    )
+    by_check = {one.check: one for one in pathologies_of(write(tmp_path / "run", rows))}
+    assert by_check["run.lr_schedule"].since == 400
+    assert by_check["run.lr_too_low"].explained_by == ()
+
+
+def test_a_finding_says_how_sure_it_is_what_else_and_what_next(sick: dict[str, list[Finding]]) -> None:
+    for check, builder in ALL:
+        (finding,) = [one for one in sick[builder.__name__] if one.check == check]
+        assert 0 < finding.confidence <= 1
+        assert finding.next
+        assert "{" not in finding.next
+        assert finding.otherwise or check in ("run.tracker_rows", "run.other_warnings")
+
+
+def test_what_another_finding_explains_is_less_sure(tmp_path: Path) -> None:
+    spikes = [event("loss_spike", step, value=9.0, baseline=1.0) for step in (100, 200, 300)]
+    alone = pathologies_of(write(tmp_path / "alone", healthy_rows(0), spikes))[0]
+    run = no_zero_grad(tmp_path / "run", 0, True)
+    both = pathologies_of(write(tmp_path / "both", _rows(run), spikes))
+    (explained,) = [one for one in both if one.check == "run.data_quality"]
+    assert explained.confidence < alone.confidence
+
+
+def test_every_pathology_has_its_doubts() -> None:
+    assert DOUBTS.keys() == ROWS.keys()
+    for doubt in DOUBTS.values():
+        doubt.next.format(since=1, third="a", half="b", twice="c")
 
 
 # -- what a record may lack --------------------------------------------------------------------------------
@@ -162,7 +243,7 @@ def test_a_record_of_losses_alone_is_enough_to_see_spikes(tmp_path: Path) -> Non
     ]
     for place in (60, 150, 230, 333, 420, 510, 555):
         rows[place]["train/loss"] *= 5
-    (finding,) = diagnose_run(write(tmp_path / "run", rows))
+    (finding,) = pathologies_of(write(tmp_path / "run", rows))
     assert finding.check == "run.data_quality"
     assert finding.evidence["steps"] == [61, 151, 231, 334, 421, 511, 556]
 
@@ -193,13 +274,13 @@ def test_the_limits_can_be_moved(tmp_path: Path) -> None:
 
 
 def test_the_fix_is_a_value_where_the_learning_rate_is_known(tmp_path: Path) -> None:
-    (finding,) = diagnose_run(lr_too_high(tmp_path / "run", 0, True))
+    (finding,) = pathologies_of(lr_too_high(tmp_path / "run", 0, True))
     assert finding.fix == "train.learning_rate: 6.7e-06"
     assert finding.severity == "warning"
 
 
 def test_what_is_not_finite_names_step_and_layer(tmp_path: Path) -> None:
-    (finding,) = diagnose_run(nonfinite(tmp_path / "run", 0, True))
+    (finding,) = pathologies_of(nonfinite(tmp_path / "run", 0, True))
     assert finding.severity == "critical"
     assert finding.evidence["step"] == 501
     assert finding.evidence["layers"] == ["blocks.0", "head"]
@@ -219,7 +300,7 @@ def test_an_evened_out_imbalance_is_information(tmp_path: Path) -> None:
     for row in rows:
         if "health/gw_ratio/model.layers.3" in row:
             row["health/gw_ratio/model.layers.3"] *= 80
-    (finding,) = diagnose_run(write(tmp_path / "run", rows))
+    (finding,) = pathologies_of(write(tmp_path / "run", rows))
     assert finding.check == "run.layer_imbalance"
     assert finding.severity == "info"
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from palingenesis import Monitor, MonitorConfig, load_run
-from palingenesis.findings.pathologies import diagnose_run
+from palingenesis.findings.pathologies import pathologies_of
 
 SEEDS = range(3)
 
@@ -47,7 +47,7 @@ def training(
             loss.backward()
             monitor.step(loss)
             chosen.step()
-    return [finding.check for finding in diagnose_run(load_run(folder))]
+    return [finding.check for finding in pathologies_of(load_run(folder))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

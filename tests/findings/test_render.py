@@ -37,7 +37,15 @@ REPORT = Report(
             "data.max_seq_length: 4096",
         ),
         Finding(
-            "run.nonfinite", "critical", "The loss is NaN.", {"value": math.nan}, "train.learning_rate: 1e-05"
+            "run.nonfinite",
+            "critical",
+            "The loss is NaN.",
+            {"value": math.nan},
+            "train.learning_rate: 1e-05",
+            since=3,
+            confidence=0.9,
+            otherwise=("one thing", "another"),
+            next="run it again",
         ),
     ),
     {"share": np.float32(0.5), "counts": np.arange(3), "worst": math.inf, "by_turn": {1: 2}},
@@ -59,6 +67,9 @@ def test_a_pipe_gets_plain_lines_that_are_not_wrapped() -> None:
         "CRITICAL run.nonfinite",
         "  The loss is NaN.",
         "  value NaN",
+        "  confidence: 90%",
+        "  or else: one thing; another",
+        "  to tell: run it again",
         "  fix: train.learning_rate: 1e-05",
         "WARNING masking.no_loss_tokens",
         "  143 of 1,200 samples (11.9%) have no loss-bearing token: /data/a-very-long-path/of/a/file.jsonl",
@@ -162,7 +173,14 @@ def test_the_schema_refuses_what_lacks_something() -> None:
     assert problems(document, json_schema()) == ["findings[0]: fix is missing"]
 
 
-_TYPES = {"object": dict, "array": list, "string": str}
+_TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "null": type(None),
+}
 
 
 def problems(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:
@@ -170,8 +188,9 @@ def problems(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:
     import re
 
     known = {"type", "properties", "required", "additionalProperties", "items", "enum", "const", "pattern"}
-    assert schema.keys() <= known | {"$schema", "title", "description", "minLength"}
-    if "type" in schema and not isinstance(value, _TYPES[schema["type"]]):
+    assert schema.keys() <= known | {"$schema", "title", "description", "minLength", "minimum", "maximum"}
+    types = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", [])
+    if types and not any(isinstance(value, _TYPES[one]) for one in types):
         return [f"{where}: no {schema['type']}"]
     found = []
     if "enum" in schema and value not in schema["enum"]:

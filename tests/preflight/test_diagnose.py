@@ -13,7 +13,7 @@ import torch
 from tests.preflight.models import agree
 from tests.sft.runs import make_rows, settings
 
-from palingenesis.errors import ConfigError
+from palingenesis.errors import ConfigError, RunLogError
 from palingenesis.findings import Report
 from palingenesis.preflight.diagnose import count_rows, diagnose, diagnose_log
 from palingenesis.sft.config import TrainConfig
@@ -151,10 +151,13 @@ def test_a_run_that_is_over(tmp_path: Path) -> None:
     assert report.facts["verdict"] and report.code in (0, 1)
 
 
-def test_logs_of_others_are_not_read_yet(tmp_path: Path) -> None:
+def test_a_log_of_another_trainer(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    log.write_text(json.dumps({"loss": 1.0}))
-    with pytest.raises(ConfigError, match=r"`pgs loss`, which is not there yet"):
-        diagnose_log(log)
-    with pytest.raises(ConfigError, match="there is no"):
+    losses = [2.0, 1.9, float("nan"), float("nan")]
+    log.write_text(
+        "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in enumerate(losses))
+    )
+    (finding,) = diagnose_log(log).findings
+    assert finding.check == "run.nonfinite" and finding.since == 2
+    with pytest.raises(RunLogError, match="there is no"):
         diagnose_log(tmp_path / "missing")

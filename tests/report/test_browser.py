@@ -91,7 +91,7 @@ def test_the_policy_stops_what_is_not_ours(
 
 def test_one_value_that_is_not_finite_can_be_seen(visit: Callable[..., Any]) -> None:
     page = visit("one_bad_loss")
-    (strip,) = page.locator(".strip.nonfinite").all()
+    (strip,) = page.locator("svg[aria-labelledby^=timeline] .strip.nonfinite").all()
     assert strip.bounding_box()["width"] >= 1
     assert strip.locator("title").text_content() == "loss not finite: step 100, 1 value"
 

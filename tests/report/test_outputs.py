@@ -57,8 +57,8 @@ def test_json_is_strict(name: str, run_of: Callable[[str], Run]) -> None:
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
     assert list(document) == [
-        "verdict", "sentence", "run", "counts", "first", "alarms", "incidents", "unconfirmed", "events",
-        "monitored",
+        "verdict", "sentence", "run", "counts", "first", "findings", "alarms", "incidents", "unconfirmed",
+        "events", "spikes", "monitored",
     ]  # fmt: skip
     assert document["verdict"] == run.verdict
     assert len(document["events"]) == len(run.events)

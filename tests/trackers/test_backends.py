@@ -165,10 +165,10 @@ def test_wandb_has_train_global_step_as_its_x_axis(tmp_path: Path) -> None:
     record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
     run = folder_of(tmp_path)
     train(BACKENDS[0], run, 1, 2)
-    from palingenesis.trackers.wandb_file import _records
+    from palingenesis.trackers.wandb_file import whole_records
 
     (path,) = offline_files(run / "wandb", identity(run)["run_id"])
-    found = [record.FromString(data) for data in _records(path.read_bytes())]
+    found = [record.FromString(data) for data in whole_records(path.read_bytes())]
     metrics = [each.metric for each in found if each.WhichOneof("record_type") == "metric"]
 
     assert [(each.name, each.glob_name, each.step_metric) for each in metrics] == [

@@ -9,6 +9,8 @@ from palingenesis.cli.demo import demo
 from palingenesis.cli.diagnose import diagnose
 from palingenesis.cli.explain import explain
 from palingenesis.cli.inspect import inspect
+from palingenesis.cli.loss import loss
+from palingenesis.cli.monitor import monitor
 from palingenesis.cli.overrides import TAKES_OVERRIDES
 from palingenesis.cli.profile import profile
 from palingenesis.cli.report import report
@@ -35,7 +37,7 @@ app = typer.Typer(
     context_settings={"token_normalize_func": _same_with_underscores, "help_option_names": ["-h", "--help"]},
 )
 
-for _command in (report, verify, sync, explain, demo, version):
+for _command in (monitor, loss, report, verify, sync, explain, demo, version):
     app.command()(_command)
 
 # Those with --config take --section.key value as well.

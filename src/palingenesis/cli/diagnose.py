@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -29,7 +28,8 @@ def diagnose(
     model: ModelFolder = None,
     data: DataFile = None,
     log_file: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="For --mode post: the run folder.")
+        str | None,
+        typer.Option(metavar="RUN", help="For --mode post: a run folder, any trainer's log, or - for stdin."),
     ] = None,
     gpu_memory_gb: GpuMemory = None,
     gpu: Gpu = None,
@@ -50,7 +50,7 @@ def diagnose(
     if mode == "post":
         if config is not None or model is not None or data is not None or given:
             raise ConfigError(
-                "--mode post looks at a run that is over: give --log_file DIR, and no configuration"
+                "--mode post looks at a run that is over: give --log_file RUN, and no configuration"
             )
         report = _after(log_file)
     else:
@@ -75,12 +75,14 @@ def diagnose(
     return report.code
 
 
-def _after(log_file: Path | None) -> Report:
+def _after(log_file: str | None) -> Report:
     from palingenesis.errors import ConfigError
     from palingenesis.preflight.diagnose import diagnose_log
 
     if log_file is None:
-        raise ConfigError("--mode post looks at a run that is over: give its folder with --log_file DIR")
+        raise ConfigError(
+            "--mode post looks at a run that is over: give its folder or log with --log_file RUN"
+        )
     return diagnose_log(log_file)
 
 
@@ -104,7 +106,9 @@ def _show(report: Report, console: Console) -> None:
 def _lines(report: Report) -> list[str]:
     facts = report.facts
     if facts["mode"] == "post":
-        return [f"{facts['folder']}: {facts['verdict']}. {facts['verdict_sentence']}"]
+        from palingenesis.findings.whole import facts_in_words
+
+        return facts_in_words(facts)
     lines = [f"checked: {', '.join(facts['checked'])}"]
     if facts["not_checked"]:
         lines.append(f"not checked: {'; '.join(facts['not_checked'])}")

@@ -11,6 +11,9 @@ from palingenesis.events import Severity
 #: Worst first: the order in which findings are shown.
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
+#: Key of the evidence that names what may have brought a finding about.
+EXPLAINED_BY = "may_follow_from"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -31,11 +34,30 @@ class Finding:
     fix: str
     """The option to change and its value. Empty only where the severity is ``info``."""
 
+    since: int | None = None
+    """The step from which on it shows, where it belongs to a step."""
+
+    confidence: float | None = None
+    """Chance, from 0 to 1, that it is so rather than something else; ``None`` where it was just counted."""
+
+    otherwise: tuple[str, ...] = ()
+    """What else could look like this."""
+
+    next: str = ""
+    """The experiment that tells this from what else it could be."""
+
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:
             raise ValueError(f"severity {self.severity!r} of {self.check}: expected one of {SEVERITIES}")
         if not self.fix and self.severity != "info":
             raise ValueError(f"{self.check} is a {self.severity} without a fix: say which option to change")
+        if self.confidence is not None and not 0 <= self.confidence <= 1:
+            raise ValueError(f"confidence {self.confidence} of {self.check}: expected 0 to 1")
+
+    @property
+    def explained_by(self) -> tuple[str, ...]:
+        """Ids of findings of the same run that may have brought this one about."""
+        return tuple(self.evidence.get(EXPLAINED_BY, ()))
 
 
 @dataclass(frozen=True)
@@ -52,8 +74,13 @@ class Report:
 
     @property
     def ordered(self) -> tuple[Finding, ...]:
-        """Worst first; within a severity as they were found."""
-        return tuple(sorted(self.findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+        """Worst first, and a cause as bad as what it explains; else as they were found."""
+        ranks = {id(finding): SEVERITIES.index(finding.severity) for finding in self.findings}
+        for finding in reversed(self.findings):  # what explains comes before what it explains
+            for cause in self.findings:
+                if cause.check in finding.explained_by:
+                    ranks[id(cause)] = min(ranks[id(cause)], ranks[id(finding)])
+        return tuple(sorted(self.findings, key=lambda finding: ranks[id(finding)]))
 
     @property
     def code(self) -> int:

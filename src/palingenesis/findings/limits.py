@@ -15,6 +15,33 @@ class Limits:
     A trend then needs five points and a median seven. Convention.
     """
 
+    # -- how sure a finding is: chances that it is right; benchmarks/pathologies.py compares them with how
+    #    often findings are
+
+    certain: float = 0.99
+    """The source says so itself: an event, or a number that is none."""
+
+    agreeing: float = 0.9
+    """Two signals of different kinds show it."""
+
+    single: float = 0.75
+    """One signal shows it, which little else does."""
+
+    shared: float = 0.5
+    """One signal shows it, and other causes show just the same."""
+
+    explained: float = 0.7
+    """Factor where another finding may have brought it about: it is less likely a cause of its own."""
+
+    blurred: float = 0.9
+    """Factor where a log shows means over steps, or no steps."""
+
+    onset_window: int = 7
+    """Values of which most have to be beyond something, from where it is said to begin."""
+
+    onset_slack: float = 0.02
+    """Share of the run by which a consequence may seem to begin before its cause."""
+
     # -- the learning rate
 
     cosine_low: float = -0.05
@@ -30,10 +57,16 @@ class Limits:
     """Rise of the loss over the second half of a run, of its median, that is called diverging."""
 
     climb: float = 1.5
-    """Loss, and norm of the gradient, over their first values (factor) that is no training that goes well."""
+    """Loss over its first values (factor) that is no training that goes well, if the gradient climbs too."""
+
+    climb_gradient: float = 2.0
+    """Norm of the gradient over the lowest of its first ones (factor), for that."""
+
+    climb_alone: float = 2.0
+    """Loss over its first values (factor) that is none even where the norm of the gradient stays."""
 
     climb_first: int = 3
-    """First losses, whose median is where it began: the learning rate is still low then."""
+    """First losses, the lowest of which is where it began: without a warm-up the second is up already."""
 
     climb_window: int = 9
     """Losses in a row whose median is compared with that."""
@@ -62,6 +95,18 @@ class Limits:
     schedule_back: float = 0.1
     """Learning rate, of its highest, up to which one that had ended may come back: a cosine that goes on."""
 
+    schedule_changes: int = 10
+    """Changes of the learning rate on its way down, at least: one that goes in few steps was planned so."""
+
+    schedule_marks: tuple[float, ...] = (0.9, 0.5, 0.1)
+    """Shares of the peak at which a learning rate is compared with its schedule, first to last."""
+
+    schedule_off: float = 1.25
+    """Factor by which it may come to one of them too early or too late: warm-up, rounding, sparse rows."""
+
+    schedule_rows: float = 3.0
+    """Rows by which it is off, at least."""
+
     zero_grad_cosine: float = 0.95
     """Median cosine of consecutive gradients above which they are sums that grow."""
 
@@ -69,6 +114,15 @@ class Limits:
 
     updates_lost: float = 50.0
     """Share of elements whose update rounds away, in percent, from which training is mostly lost."""
+
+    zero_rounding: float = 100.0
+    """Last digits of a written loss above which the one before a zero has to be, for the zero to be exact."""
+
+    skipped: float = 0.05
+    """Share of steps that a gradient scaler may skip while it looks for its scale."""
+
+    skipped_least: int = 5
+    """Skipped steps, at least."""
 
     hidden_rows: int = 3
     """Last rows with a finite loss and a norm that is not: fewer may be a skipped batch."""
@@ -80,6 +134,12 @@ class Limits:
 
     outlier: float = 8.0
     """Distance of a log loss from the running median, in robust standard deviations, that noise never has."""
+
+    outlier_skew: float = 4.0
+    """How many times as many losses are so far above as below, where it is not just a heavy tail."""
+
+    outlier_height: float = 2.0
+    """Losses so far out against their neighbours (factor, median), which unlike sources seldom make."""
 
     outlier_share: float = 0.01
     """Share of losses so far out that makes data bad rather than one batch."""
@@ -119,6 +179,9 @@ class Limits:
     stable_rank: float = 3.0
     """Where the record does not say by which floor it was judged."""
 
+    random_loss: float = 5.0
+    """First losses (nats a token) above which a language model knows nothing yet: its weights are random."""
+
     drift: float = 0.5
     """Where the record does not say by which ceiling it was judged."""
 
@@ -142,6 +205,15 @@ class Limits:
 
     memory_pct: float = 95.0
     """Share of the device's memory, in percent, above which the next long batch may not fit. Same table."""
+
+    memory_unused: float = 30.0
+    """Share of the device's memory, in percent, below which a batch of twice the size surely fits."""
+
+    memory_growth: float = 0.2
+    """Growth of memory over the second half of a run, of its median, that is no cache being filled."""
+
+    memory_looks: int = 20
+    """Readings of memory that are needed to speak of growth."""
 
     mfu: float = 0.1
     """Share of the device's peak below which it mostly waits. Large models reach 0.3 to 0.6."""

@@ -37,6 +37,10 @@ def to_json(report: Report) -> dict[str, Any]:
                 "message": finding.message,
                 "evidence": encodable(finding.evidence),
                 "fix": finding.fix,
+                "since": finding.since,
+                "confidence": finding.confidence,
+                "otherwise": list(finding.otherwise),
+                "next": finding.next,
             }
             for finding in report.ordered
         ],
@@ -44,8 +48,14 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def print_findings(report: Report, console: Console) -> None:
-    """Every finding, worst first, then how many there are."""
+def print_findings(report: Report, console: Console, why: Mapping[str, str] | None = None) -> None:
+    """Every finding, worst first, then how many there are.
+
+    Args:
+        report: what was found.
+        console: where to.
+        why: why a finding matters, by its id, where that is to be told too.
+    """
     from rich.text import Text
 
     for finding in report.ordered:
@@ -53,18 +63,35 @@ def print_findings(report: Report, console: Console) -> None:
             (finding.severity.upper(), _STYLES[finding.severity]), " ", (visible(finding.check), "bold")
         )
         _print(console, head)
-        for line in _body(finding):
+        for line in _body(finding, (why or {}).get(finding.check, "")):
             _print(console, line, _INDENT)
     _print(console, _summary(report))
 
 
-def _body(finding: Finding) -> list[Text]:
+def print_lines(lines: Iterable[str], console: Console) -> None:
+    """Lines of plain text, each in one piece where nothing needs it wrapped."""
+    from rich.text import Text
+
+    for line in lines:
+        _print(console, Text(visible(line)))
+
+
+def _body(finding: Finding, why: str) -> list[Text]:
     from rich.text import Text
 
     lines = [Text(visible(finding.message))]
     evidence = evidence_in_words(finding.evidence)
     if evidence:
         lines.append(Text(evidence, "dim"))
+    if why:
+        lines.append(Text.assemble(("why: ", "dim"), why))
+    if finding.confidence is not None:
+        # A bare percentage would pass for a measurement of its own.
+        lines.append(Text.assemble(("confidence: ", "dim"), f"{finding.confidence:.0%}"))
+    if finding.otherwise:
+        lines.append(Text.assemble(("or else: ", "dim"), visible("; ".join(finding.otherwise))))
+    if finding.next:
+        lines.append(Text.assemble(("to tell: ", "cyan"), visible(finding.next)))
     if finding.fix:
         lines.append(Text.assemble(("fix: ", "green"), visible(finding.fix)))
     return lines

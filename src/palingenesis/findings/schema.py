@@ -33,6 +33,22 @@ def json_schema() -> dict[str, Any]:
             "type": "string",
             "description": "The option to change, and to what value. Empty only where the severity is info.",
         },
+        "since": {
+            "type": ["integer", "null"],
+            "description": "The step from which on it shows, where it belongs to a step.",
+        },
+        "confidence": {
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 1,
+            "description": "Chance that it is so; null where it was counted and is no inference.",
+        },
+        "otherwise": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "What else could look like this.",
+        },
+        "next": {"type": "string", "description": "The experiment that tells it from these; may be empty."},
     }
     properties = {
         "version": {"const": JSON_VERSION, "description": "Of this form."},
@@ -43,7 +59,8 @@ def json_schema() -> dict[str, Any]:
         },
         "findings": {
             "type": "array",
-            "description": "Worst first.",
+            "description": "Worst first; a cause (`may_follow_from` in the evidence) with the worst that it "
+            "explains.",
             "items": _closed(finding),
         },
         "facts": {"type": "object", "description": "Numbers that are no finding, by the command."},

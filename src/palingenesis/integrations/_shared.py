@@ -10,16 +10,18 @@ import contextlib
 import difflib
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
+from palingenesis.batches import Locate
 from palingenesis.config import MonitorConfig
 from palingenesis.describe import rank_and_world_size
 from palingenesis.errors import ConfigError, MissingExtraError, MonitorClosedError
 from palingenesis.events import Event
+from palingenesis.integrations._data import Order
 from palingenesis.monitor import Gradients, Monitor
 from palingenesis.record.folder import read_info
 from palingenesis.record.verdict import WORDS
@@ -119,6 +121,9 @@ class Session:
         self.ended = False
         self._device = next(model.parameters()).device
         self._loss: torch.Tensor | float | None = None
+        self._order: Order | None = None
+        self._micro = 0
+        self._cannot_note = False
         self._stopping = _STOPPING[stop_on]
         self._stop_reason: Event | None = None
         self._stop_told = self._agreed = False
@@ -130,9 +135,42 @@ class Session:
 
     # -- a step ------------------------------------------------------------------------------------------
 
+    def know_batches(self, locate: Locate, tokenizer: object, order: Order | None = None) -> None:
+        """What finds samples in the data set and makes text of tokens, if a spike asks for it.
+
+        Args:
+            locate: finds samples.
+            tokenizer: makes text.
+            order: names micro-batches for ``locate``, where :meth:`note_batch` is not told a name.
+        """
+        self._order = order
+        self.monitor.batches.locate = locate
+        self.monitor.batches.fingerprint = None if order is None else order.fingerprint
+        self.monitor.batches.tokenizer = tokenizer if hasattr(tokenizer, "decode") else None
+
+    def note_batch(self, batch: object, key: Hashable = None) -> None:
+        """A micro-batch of the coming step, by reference. Nothing is raised from here.
+
+        Args:
+            batch: what the model gets.
+            key: what ``locate`` finds its samples by.
+        """
+        if self._cannot_note:
+            return
+        step, micro = self.monitor.global_step + 1, self._micro
+        self._micro += 1
+        try:
+            if key is None and self._order is not None:
+                key = self._order.key(step, micro)
+            self.monitor.batches.note(batch, key=key)
+        except Exception as error:  # noqa: BLE001 - what cannot be watched must not end the training
+            self._cannot_note = True
+            log.warning("batches of spikes are not kept: %s: %s", type(error).__name__, error)
+
     def forget_loss(self) -> None:
         """A new accumulation window begins."""
-        self._loss = None
+        self._loss, self._micro = None, 0
+        self.monitor.batches.forget_open()
 
     def add_loss(self, loss: object) -> None:
         """Add a micro-batch's share of the step's loss, where it is; nothing is read on the host."""
@@ -140,6 +178,7 @@ class Session:
             loss = loss.detach()
         elif not isinstance(loss, int | float):
             return
+        self.monitor.batches.note_loss(loss)
         if self._loss is None:
             self._loss = loss
         elif isinstance(self._loss, torch.Tensor) and isinstance(loss, torch.Tensor):
@@ -149,7 +188,7 @@ class Session:
 
     def step(self) -> None:
         """Count one optimizer step, with the loss added since the last."""
-        loss, self._loss = self._loss, None
+        loss, self._loss, self._micro = self._loss, None, 0
         if not self.ended:
             self.monitor.step(loss)
             self._follow()

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from palingenesis.errors import ConfigError
+from palingenesis.integrations._data import LoaderOrder
 from palingenesis.integrations._outputs import Model, OutputFeed, model_within
 from palingenesis.integrations._shared import Session, StopOn, check_options, missing_extra
+from palingenesis.integrations._training import known, training_of_lightning
 from palingenesis.layers import find_layers
 from palingenesis.monitor import Monitor
 from palingenesis.scaling import Scaler
@@ -126,7 +128,9 @@ class HealthCallback(Callback):
             )
         self._watched = _plain(optimizers[self.optimizer])
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        options = dict(self.monitor_options)
+        last = _last_step(trainer, pl_module)
+        training = known(lambda: training_of_lightning(trainer, pl_module, self._watched, last))
+        options = {"training": training, **self.monitor_options}
         start_step = trainer.global_step
         if len(optimizers) > 1:
             # The trainer counts the steps of all of them together.
@@ -142,9 +146,11 @@ class HealthCallback(Callback):
             scaler=self._scaler,
             gradients="raw",
             start_step=start_step,
-            max_steps=_last_step(trainer, pl_module),
+            max_steps=last,
             restored=restored,
         )
+        # Batches are named by epoch and number; what is shuffled by the global random numbers is not found.
+        self._session.know_batches(LoaderOrder(trainer.train_dataloader), _tokenizer(trainer, pl_module))
         self._feed = OutputFeed(self._session.monitor, _transformers_model, strict=False)
 
     def _end(self, error: BaseException | None) -> None:
@@ -166,6 +172,8 @@ class HealthCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if self._session is not None:
+            self._session.note_batch(batch, (trainer.current_epoch, batch_idx))
         if self._feed is not None:
             # The mean of the micro-batches' losses is what is minimised, whatever their tokens.
             self._feed.begin(pl_module, batch, lambda model: 1.0)
@@ -230,6 +238,13 @@ class HealthCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
+
+
+def _tokenizer(trainer: Trainer, module: LightningModule) -> Any:
+    """Where modules and data modules keep theirs, as a rule."""
+    owners = (module, getattr(trainer, "datamodule", None))
+    found = (getattr(owner, "tokenizer", None) for owner in owners)
+    return next((tokenizer for tokenizer in found if tokenizer is not None), None)
 
 
 def _plain(optimizer: Any) -> Any:

@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from palingenesis.integrations._data import Order, TrainerOrder
 from palingenesis.integrations._hooks import Listener, listen
 from palingenesis.integrations._outputs import Model, OutputFeed, model_called
 from palingenesis.integrations._shared import Session, StopOn, check_options, log, missing_extra
+from palingenesis.integrations._training import known, training_of
 from palingenesis.monitor import Gradients, Monitor
 from palingenesis.tiers.outputs import Weight
 
@@ -66,6 +68,9 @@ class HealthCallback(TrainerCallback):
         ConfigError: an option that cannot work.
     """
 
+    #: Finds samples in the data set, where something knows better than the trainer's own loader.
+    order: Order | None = None
+
     def __init__(
         self, *, out: str | Path | None = "pgs_run", stop_on: StopOn | None = None, **monitor_options: Any
     ) -> None:
@@ -109,6 +114,8 @@ class HealthCallback(TrainerCallback):
         if self._session is not None and not self._session.ended:
             self._end(RuntimeError("training was left by an exception that the callback did not get to see"))
         trainer, checkpoint = _find_trainer(state)
+        training = known(lambda: training_of(args, state, trainer, optimizer))
+        options = {"training": training, **self.monitor_options}
         gradients: Gradients = "raw"
         if trainer is None and (args.max_grad_norm or 0) > 0:
             gradients = "clipped"
@@ -116,7 +123,7 @@ class HealthCallback(TrainerCallback):
             model,
             optimizer,
             self.out,
-            self.monitor_options,
+            options,
             stop_on=self.stop_on,
             scaler=getattr(optimizer, "scaler", None),
             gradients=gradients,
@@ -134,6 +141,10 @@ class HealthCallback(TrainerCallback):
             )
         else:
             self._listen(trainer, args)
+            order = self.order or TrainerOrder(
+                kwargs.get("train_dataloader"), trainer.train_dataset, args.gradient_accumulation_steps
+            )
+            self._session.know_batches(order, getattr(trainer, "processing_class", None), order)
 
     def _listen(self, trainer: Any, args: TrainingArguments) -> None:
         accelerator = trainer.accelerator
@@ -150,7 +161,7 @@ class HealthCallback(TrainerCallback):
         self._undo = [
             *_feed(trainer, self._session.monitor),
             listen(trainer, "compute_loss", Listener(after=self._learn_order)),
-            listen(trainer, "training_step", Listener(after=self._session.add_loss)),
+            listen(trainer, "training_step", Listener(before=self._note_batch, after=self._session.add_loss)),
             listen(trainer, "log", Listener(before=self._add_values)),
             listen(accelerator, "clip_grad_norm_", Listener(before=before_clip)),
             listen(trainer.callback_handler, "call_event", Listener(failed=failed)),
@@ -161,6 +172,10 @@ class HealthCallback(TrainerCallback):
         self._undo += [
             listen(trainer, name, Listener(failed=failed)) for name in _LOOP if hasattr(trainer, name)
         ]
+
+    def _note_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._session is not None:
+            self._session.note_batch(_argument(1, "inputs", args, kwargs))
 
     def _learn_order(self, result: Any) -> None:
         loss = result[0] if isinstance(result, tuple) else result

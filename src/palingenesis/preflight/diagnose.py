@@ -311,32 +311,20 @@ def count_rows(config: TrainConfig, split: Split, seconds: float = COUNT_SECONDS
 # -- after the run -----------------------------------------------------------------------------------------
 
 
-def diagnose_log(path: Path) -> Report:
-    """What the record of a run shows.
+def diagnose_log(source: str | Path) -> Report:
+    """What the record of a run, or any trainer's log, shows.
+
+    Args:
+        source: a run folder, a log, or ``-`` for stdin.
 
     Raises:
-        ConfigError: there is nothing at ``path``, or it is no run folder.
-        RecordError: it is one, and cannot be read.
+        RecordError: a run folder that cannot be read.
+        RunLogError: nothing that can be read as a log.
     """
-    from palingenesis.findings.pathologies import diagnose_run
-    from palingenesis.record.reader import load_run
+    from palingenesis.findings.whole import report_on
 
-    path = path.expanduser()
-    if not path.exists():
-        raise ConfigError(f"--log_file: there is no {str(path)!r}; give a run folder")
-    if not path.is_dir():
-        raise ConfigError(
-            f"--log_file: {str(path)!r} is a file; logs of trainers are read by `pgs loss`, which is not "
-            "there yet: give the run folder of pgs train or of a Monitor"
-        )
-    run = load_run(path)
-    facts = {
-        "mode": "post",
-        "folder": str(path),
-        "verdict": run.verdict,
-        "verdict_sentence": run.verdict_sentence,
-    }
-    return Report("diagnose", tuple(diagnose_run(run)), facts)
+    report = report_on("diagnose", source)
+    return Report(report.command, report.findings, {"mode": "post", **report.facts})
 
 
 @contextmanager

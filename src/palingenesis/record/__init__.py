@@ -9,6 +9,7 @@
     columns   rows turned into numpy arrays by name
     seal      what metrics and layers came to at the end
     verify    is the record as it was written?
+    spikes    what was in the batch when the loss spiked
     verdict   one word on a run
 
 Nothing here imports torch.

@@ -39,6 +39,14 @@ class Columns(Mapping[str, Floats]):
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise KeyError(f"no column {name!r} among {len(self._columns)}{hint}") from None
 
+    def logged(self, name: str) -> tuple[Ints, Floats]:
+        """Rows that have this name, and their values: NaN is one that was recorded, or a text."""
+        if isinstance(self._columns, _Scattered):
+            return self._columns.cells(name)
+        values = self[name]
+        rows = np.flatnonzero(~np.isnan(values))
+        return rows, values[rows]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
 
@@ -87,10 +95,15 @@ class _Scattered(Mapping[str, Floats]):
                 values.append(number(value))
 
     def __getitem__(self, name: str) -> Floats:
-        places, values = self._cells[name]
+        rows, values = self.cells(name)
         column = np.full(self._size, np.nan)
-        column[np.frombuffer(places, dtype=np.int64)] = np.frombuffer(values)
+        column[rows] = values
         return column
+
+    def cells(self, name: str) -> tuple[Ints, Floats]:
+        """The rows that have a value, and the values."""
+        places, values = self._cells[name]
+        return np.frombuffer(places, dtype=np.int64), np.frombuffer(values)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cells)

@@ -104,6 +104,17 @@ class Run:
         """The fact that decided, in one line."""
         return self._judgement.sentence
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """What the training loop was configured with, as ``pgs train`` and the callbacks record it.
+
+        Common names (``learning_rate``, ``schedule``, ``warmup_steps``, ``total_steps``, ``packing``, …)
+        where the loop has such a thing, ``by`` for whose loop it is, and all its own options under
+        ``options``. Empty where nothing told it.
+        """
+        training = self.info.get("training")
+        return training if isinstance(training, dict) else {}
+
     def verify(self) -> Verification:
         """Whether the record on disk is as it was written."""
         return verify(self.folder)

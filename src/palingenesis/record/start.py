@@ -21,6 +21,7 @@ from palingenesis.record.format import (
     utc_now,
 )
 from palingenesis.record.lines import cut_torn_line, read_lines
+from palingenesis.record.spikes import remove_spikes
 
 
 class Start(NamedTuple):
@@ -125,6 +126,7 @@ def remove_run(folder: Path) -> None:
     """Remove a record's own files and nothing else."""
     for name in OWN_FILES:
         (folder / name).unlink(missing_ok=True)
+    remove_spikes(folder)
 
 
 def take_over(folder: Path, info: dict[str, Any], *, resume: bool, overwrite: bool) -> Start:

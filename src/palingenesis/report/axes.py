@@ -123,6 +123,15 @@ def loss_scale(values: Floats) -> Scale:
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / low > _LOG_FROM_RATIO:
         return padded(math.log10(low), math.log10(high), log=True)
+    return linear_scale(values)
+
+
+def linear_scale(values: Floats) -> Scale:
+    """One that ends near the bulk of the values, so that a few far-off ones do not flatten the others."""
+    values = np.clip(values[np.isfinite(values)], -_REPRESENTABLE, _REPRESENTABLE)
+    if not len(values):
+        return Scale(0.0, 1.0)
+    low, high = float(values.min()), float(values.max())
     centre_low, centre_high = (float(p) for p in np.percentile(values, _CENTRE))
     spread = centre_high - centre_low
     if spread > 0:

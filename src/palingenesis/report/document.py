@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from palingenesis.findings.finding import Report
+from palingenesis.findings.render import to_json as findings_document
 from palingenesis.record.format import encodable
 from palingenesis.report.episodes import Episode
 from palingenesis.report.facts import Facts, gather
@@ -29,6 +31,8 @@ def to_json(run: Run) -> dict[str, Any]:
                           checks_without_gradients``
     ``first``             what went wrong, in the order in which it began: ``step, severity, kind, layer``
                           (or null) and a ``sentence`` for people
+    ``findings``          conclusions about the whole run, the worst first: ``check, severity, message,
+                          evidence, fix, since, confidence, otherwise, next`` as every command has them
     ``alarms``            one entry an episode: ``layer, diagnosis, step`` (of the alarm), ``since`` (first
                           check out of range), ``cleared_step`` (or null), ``ended`` (``in_range``,
                           ``level_accepted``, ``changed`` into another alarm, or null while it has not),
@@ -39,6 +43,7 @@ def to_json(run: Run) -> dict[str, Any]:
     ``unconfirmed``       layers out of range at the last check, too late for an alarm: ``step, layer,
                           diagnosis``
     ``events``            every event of the record with its own fields, ``seq`` and ``time``
+    ``spikes``            what was in the batch at a spike: ``step, event, loss, samples`` and more
     ``monitored``         ``layers`` watched, ``not_watched`` (layer and reason), ``checks``,
                           ``checks_without_gradients``, ``first_judged_step`` (null: no layer was judged),
                           ``alarms_possible_from`` (null: no alarm could fire), ``not_optimized`` (parameters
@@ -65,6 +70,7 @@ def to_json(run: Run) -> dict[str, Any]:
             }
             for moment in facts.moments
         ],
+        "findings": findings_document(Report("report", facts.findings))["findings"],
         "alarms": [_alarm(episode) for episode in facts.episodes],
         "incidents": [
             {"step": event.step, **{key: event.fields.get(key) for key in _INCIDENT}}
@@ -75,6 +81,7 @@ def to_json(run: Run) -> dict[str, Any]:
             for step, layer, diagnosis in facts.unconfirmed
         ],
         "events": [_event(event) for event in facts.events],
+        "spikes": [dataclasses.asdict(spike) for spike in facts.spikes],
         "monitored": _monitored(facts),
     }
     return {key: encodable(value) for key, value in document.items()}

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from palingenesis.config import MonitorConfig
+from palingenesis.errors import RecordError
 from palingenesis.events import Event
+from palingenesis.findings.finding import Finding
+from palingenesis.findings.pathologies import pathologies_of
+from palingenesis.record.spikes import Spike, read_spikes
 from palingenesis.report.episodes import Episode, pair_alarms
 from palingenesis.report.history import Bools, Floats, Ints, Norms, config_of, read_norms
 from palingenesis.report.moments import Moment, what_came_first
+from palingenesis.report.series import Signals
 
 if TYPE_CHECKING:
     from palingenesis.record.reader import Run
@@ -55,6 +60,14 @@ class Facts:
     loss: Floats
     loss_given: Bools
     """Where a row has a loss at all: a NaN that was logged is a loss, a missing one is not."""
+    signals: Signals
+    """Every number of the rows, by name."""
+    findings: tuple[Finding, ...]
+    """Conclusions about the whole run, causes before what follows from them."""
+    spikes: tuple[Spike, ...]
+    """What was in the batch when the loss spiked or was not finite."""
+    training: dict[str, Any]
+    """How the training loop was configured; empty where nothing told it."""
 
     @property
     def name(self) -> str:
@@ -156,6 +169,7 @@ def gather(run: Run) -> Facts:
     events = tuple(run.events)
     episodes = tuple(pair_alarms(events))
     loss_steps, loss, given = _loss(run, events)
+    spikes, spike_problems = _spikes(run)
     return Facts(
         folder=Path(run.folder),
         info=run.info,
@@ -167,13 +181,25 @@ def gather(run: Run) -> Facts:
         norms=read_norms(run),
         judged=run.judged,
         checks_without_gradients=run.checks_without_gradients,
-        problems=tuple(run.problems),
+        problems=(*run.problems, *spike_problems),
         lacking=run.lacking,
         alarms_possible_from=run.alarms_possible_from,
         loss_steps=loss_steps,
         loss=loss,
         loss_given=given,
+        signals=Signals.of_run(run),
+        findings=tuple(pathologies_of(run)),
+        spikes=spikes,
+        training=run.training,
     )
+
+
+def _spikes(run: Run) -> tuple[tuple[Spike, ...], list[str]]:
+    """What was kept of spikes, and why it cannot be read."""
+    try:
+        return tuple(read_spikes(run.folder)), []
+    except RecordError as error:
+        return (), [str(error)]
 
 
 def _loss(run: Run, events: tuple[Event, ...]) -> tuple[Floats, Floats, Bools]:

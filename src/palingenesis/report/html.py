@@ -1,36 +1,38 @@
 """The page: RUN/report.html, one file that needs nothing else.
 
-The page is put together from drawings and rows; the template only places them. Its style and its small
-script are part of the file, and the content policy allows exactly these two by their hashes, so that
-whatever a name of a layer says, nothing else can run, load or be sent.
+The page is put together from drawings and rows; the template only places them.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-import tempfile
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-from markupsafe import Markup
-
-from palingenesis.errors import RecordError
 from palingenesis.record.format import REPORT_FILE
 from palingenesis.record.verify import Verification, in_words
 from palingenesis.report import tables
+from palingenesis.report.batches import spikes_of
+from palingenesis.report.conclusions import CURVES, MONITORED, PLACES, SPIKES, conclusions
 from palingenesis.report.curves import FLAGS, describe_missing, draw_curve, order_of_layers
 from palingenesis.report.facts import Facts, gather
 from palingenesis.report.heatmap import draw_heatmap
 from palingenesis.report.history import replay
+from palingenesis.report.marks import marks_of
+from palingenesis.report.options import training_rows
+from palingenesis.report.page import rendered, write_page
+from palingenesis.report.signals_section import (
+    SignalLimits,
+    SignalsSection,
+    draw_signals,
+    event_lines,
+    linked,
+)
+from palingenesis.report.spending import spending_of
 from palingenesis.report.timeline import draw_timeline
 from palingenesis.report.verdicts import advice, meaning
-from palingenesis.report.words import Name, duration, moment, step_number, visible
+from palingenesis.report.words import duration, moment, visible
 
 if TYPE_CHECKING:
     from palingenesis.record.reader import Run
@@ -40,7 +42,6 @@ LARGEST_PAGE = 2_000_000
 
 _NAMED_UNWATCHED = 60
 _MOMENTS_TOLD = 5
-_READABLE_FILE = 0o644
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ class Limits:
     events: int = 600
     layers: int = 1000
     name_length: int = 320
+    signals: SignalLimits = field(default_factory=SignalLimits)
 
 
 # Tried in this order until the page is small enough; the first fits all but the largest runs.
 _LIMITS = (
     Limits(),
-    Limits(columns=600, rows=500, curves=16, events=400, layers=500, name_length=160),
-    Limits(columns=300, rows=250, curves=8, events=200, layers=200, name_length=80),
+    Limits(600, 500, 16, 400, 500, 160, SignalLimits(columns=320, events=24, others=30, layers=200)),
+    Limits(300, 250, 8, 200, 200, 80, SignalLimits(columns=160, events=12, others=12, layers=60)),
 )
 
 
@@ -76,14 +78,7 @@ def write_html(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
     """
     target = Path(path) if path is not None else Path(run.folder) / REPORT_FILE
     page = render_html(run)
-    try:
-        _write_whole(target, page)
-    except OSError as error:
-        raise RecordError(
-            f"the report cannot be written to {target}: {error.strerror or error}; "
-            "give a path you may write to"
-        ) from None
-    return target
+    return write_page(target, page)
 
 
 def render_html(run: Run) -> bytes:
@@ -99,21 +94,28 @@ def render_html(run: Run) -> bytes:
 
 
 def _page(facts: Facts, limits: Limits, verification: Verification) -> bytes:
-    style, script = _asset("report.css"), _asset("report.js")
-    html = _template().render(
-        style=Markup(style),
-        script=Markup(script),
-        policy=_policy(style, script),
+    drawings = _drawings(facts, limits)
+    return rendered(
+        "report.html",
         **_head(facts, verification),
-        **_drawings(facts, limits),
-        events=tables.event_rows(facts, limits.events, limits.name_length),
+        **drawings,
+        conclusions=conclusions(facts.findings, _seen_in(facts, drawings["signals"])),
+        spending=spending_of(facts.signals, facts.info),
+        spikes=spikes_of(facts.spikes),
+        training=training_rows(facts.training),
         monitored=tables.monitored(facts),
         gaps=tables.gaps(facts),
         not_watched=tables.not_watched(facts, _NAMED_UNWATCHED),
         options=tables.option_rows(facts.info.get("config") or {}),
         config=facts.config,
     )
-    return html.encode("utf-8")
+
+
+def _seen_in(facts: Facts, signals: SignalsSection) -> list[tuple[str, str]]:
+    """What of the page findings may point to."""
+    alarmed = any(not episode.superseded and episode.layer in facts.norms.names for episode in facts.episodes)
+    there = {SPIKES: bool(facts.spikes), CURVES: bool(facts.checks and alarmed), MONITORED: True}
+    return [*signals.titles, *((place, PLACES[place]) for place, shown in there.items() if shown)]
 
 
 def _head(facts: Facts, verification: Verification) -> dict[str, Any]:
@@ -139,15 +141,26 @@ def _head(facts: Facts, verification: Verification) -> dict[str, Any]:
 
 def _drawings(facts: Facts, limits: Limits) -> dict[str, Any]:
     start, end = _axis(facts)
-    timeline = draw_timeline(facts, start, end)
+    kept = tables.kept_events(facts, limits.events)
+    marks = linked(marks_of(facts, start, end), kept)
+    lines = event_lines(marks, start, end, limits.signals.events)
+    return {
+        "events": tables.event_rows(facts, kept, limits.name_length),
+        "signals": draw_signals(facts.signals, facts.config, lines, start, end, limits.signals),
+        "timeline": draw_timeline(facts, marks, start, end),
+        "axis": (start, end),
+        **_layer_drawings(facts, limits, start, end),
+    }
+
+
+def _layer_drawings(facts: Facts, limits: Limits, start: float, end: float) -> dict[str, Any]:
     if not facts.checks or not facts.norms.names:
-        return {"timeline": timeline, "heatmap": None, "curves": [], "curves_left_out": None, "layers": None}
+        return {"heatmap": None, "curves": [], "curves_left_out": None, "layers": None}
     history = replay(facts.norms, facts.config)
     known = set(facts.norms.names)
     alarmed = [layer for layer in order_of_layers(facts.episodes, facts.moments) if layer in known]
     shown = alarmed[: limits.curves]
     return {
-        "timeline": timeline,
         "heatmap": draw_heatmap(history, facts.episodes, limits.columns, limits.rows),
         "curves": [
             draw_curve(f"curve-{i}", layer, history, facts.episodes, start, end)
@@ -166,49 +179,3 @@ def _axis(facts: Facts) -> tuple[float, float]:
     firsts += [float(moment.onset) for moment in facts.moments]
     start = max(1.0, min(firsts, default=1.0))
     return start, max(float(facts.last_step), start + 1.0)
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("palingenesis.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.tests["a_name"] = lambda piece: isinstance(piece, Name)
-    environment.filters["visible"] = visible
-    environment.filters["step"] = step_number
-    return environment.get_template("report.html")
-
-
-@cache
-def _asset(name: str) -> str:
-    folder = resources.files("palingenesis.report") / "templates"
-    # Hashes are of the text between the tags as a browser reads it, whatever the line ends of a checkout.
-    return (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-
-
-def _write_whole(target: Path, data: bytes) -> None:
-    """Beside the target first, then in its place: a reader never sees half a page."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, _READABLE_FILE)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -6,10 +6,11 @@ ended together share one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from palingenesis.events import Event
+from palingenesis.report.conclusions import anchor_of, title_of
 from palingenesis.report.episodes import Episode, over_in_words
 from palingenesis.report.facts import Facts
 from palingenesis.report.moments import diagnosis_in_words, first_to_look_at, layer_of
@@ -17,11 +18,16 @@ from palingenesis.report.words import step_number, tail, visible
 
 _WIDE_LABEL, _NARROW_LABEL = 30, 14
 
+#: Events of alarms, by layer, step and diagnosis.
+_Places = Mapping[tuple[str, int, str], int]
+
+_FINDINGS_LANE = "Findings"
 _ALARM_LANE = "Layer alarms"
 _BOUNDS_LANE = "Weights and outputs"
 _RANKS_LANE = "Ranks"
 #: From top to bottom.
 LANES = (
+    _FINDINGS_LANE,
     _ALARM_LANE,
     "Not finite",
     "Loss",
@@ -82,12 +88,21 @@ class Mark:
     events: int = 1
     accepted: bool = False
     """It ended because the monitor took the new level for normal."""
+    place: int | None = None
+    """Of the first event that it stands for, among those of the record."""
+    href: str | None = None
+    """Where the page says more."""
 
 
 def marks_of(facts: Facts, start: float, end: float) -> list[Mark]:
     """Everything that is marked on the axis from ``start`` to ``end``."""
     episodes = [episode for episode in facts.episodes if not episode.superseded]
-    marks = [*_of_incidents(facts, episodes, end), *_of_alarms(episodes, end)]
+    places = _places_of_alarms(facts)
+    marks = [
+        *_of_findings(facts, start),
+        *_of_incidents(facts, episodes, end, places),
+        *_of_alarms(episodes, end, places),
+    ]
     for index, event in enumerate(facts.events):
         lane = _LANE_OF.get(event.event)
         if lane is None or event.superseded or (event.event, event.severity) == _USUAL_END:
@@ -100,8 +115,35 @@ def marks_of(facts: Facts, start: float, end: float) -> list[Mark]:
         # What was so before the first step is marked where the axis begins.
         at = max(float(event.step), start)
         severity = "info" if event.ordinary else event.severity
-        marks.append(Mark(lane, severity, at, last, label, tail(what, _NARROW_LABEL), words))
+        marks.append(Mark(lane, severity, at, last, label, tail(what, _NARROW_LABEL), words, place=index))
     return marks
+
+
+def _of_findings(facts: Facts, start: float) -> list[Mark]:
+    """Conclusions that belong to a step."""
+    return [
+        Mark(
+            _FINDINGS_LANE,
+            finding.severity,
+            max(float(finding.since), start),
+            None,
+            title_of(finding.check),
+            tail(finding.check.partition(".")[2].replace("_", " "), _NARROW_LABEL),
+            f"from step {step_number(finding.since)}: {visible(finding.message, 300)}",
+            href=f"#{anchor_of(finding.check)}",
+        )
+        for finding in facts.findings
+        if finding.since is not None and finding.severity != "info"
+    ]
+
+
+def _places_of_alarms(facts: Facts) -> dict[tuple[str, int, str], int]:
+    """The event of each alarm, by its layer, step and diagnosis."""
+    return {
+        (str(event.layer), event.step, str(event.diagnosis)): place
+        for place, event in enumerate(facts.events)
+        if event.event == "alarm" and not event.superseded
+    }
 
 
 def _what(event: Event) -> str:
@@ -113,16 +155,16 @@ def _what(event: Event) -> str:
     return _LABELS.get(event.event, event.event.replace("_", " "))
 
 
-def _of_incidents(facts: Facts, episodes: Sequence[Episode], end: float) -> list[Mark]:
+def _of_incidents(facts: Facts, episodes: Sequence[Episode], end: float, places: _Places) -> list[Mark]:
     origins = {e.incident: e.origin for e in facts.of_kind("incident") if not e.superseded}
     together: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.incident is not None:
             together.setdefault(episode.incident, []).append(episode)
-    return [_of_incident(members, origins.get(name), end) for name, members in together.items()]
+    return [_of_incident(members, origins.get(name), end, places) for name, members in together.items()]
 
 
-def _of_incident(members: Sequence[Episode], origin: object, end: float) -> Mark:
+def _of_incident(members: Sequence[Episode], origin: object, end: float, places: _Places) -> Mark:
     first = first_to_look_at(members, origin)
     ends = [end if e.cleared_step is None else float(e.cleared_step) for e in members]
     return Mark(
@@ -135,10 +177,11 @@ def _of_incident(members: Sequence[Episode], origin: object, end: float) -> Mark
         f"Incident; look first at {_told(first)}",
         events=len(members),
         accepted=all(e.accepted for e in members),
+        place=places.get((first.layer, first.step, first.diagnosis)),
     )
 
 
-def _of_alarms(episodes: Sequence[Episode], end: float) -> list[Mark]:
+def _of_alarms(episodes: Sequence[Episode], end: float, places: _Places) -> list[Mark]:
     marks: dict[tuple[object, ...], Mark] = {}
     for episode in episodes:
         if episode.incident is not None:
@@ -156,6 +199,7 @@ def _of_alarms(episodes: Sequence[Episode], end: float) -> list[Mark]:
             tail(episode.layer, _NARROW_LABEL),
             _told(episode),
             accepted=episode.accepted,
+            place=places.get((episode.layer, episode.step, episode.diagnosis)),
         )
     return list(marks.values())
 

@@ -52,8 +52,10 @@ def stretched(height: float, *inside: Markup, y: float = 0) -> Markup:
     )
 
 
-def picture(key: str, title: str, description: str, height: float, *inside: Markup, class_: str) -> Markup:
-    """A drawing that says what it is to those who do not see it."""
+def picture(
+    key: str, title: str, description: str, height: float, *inside: Markup, class_: str, **data: object
+) -> Markup:
+    """A drawing that says what it is to those who do not see it; ``data_…`` is for the page's script."""
     return element(
         "svg",
         element("title", title, id=f"{key}-title"),
@@ -64,6 +66,7 @@ def picture(key: str, title: str, description: str, height: float, *inside: Mark
         width="100%",
         height=f"{height:g}",
         class_=class_,
+        **data,
     )
 
 

@@ -16,6 +16,7 @@ from palingenesis.report.facts import Facts
 from palingenesis.report.heatmap import describe_value
 from palingenesis.report.history import History
 from palingenesis.report.moments import diagnosis_in_words, layer_of
+from palingenesis.report.options import option_value
 from palingenesis.report.words import count, duration, moment, number, step_number, times, visible, whole
 
 _LONG_MESSAGE = 320
@@ -25,6 +26,7 @@ _SEVERITIES = ("critical", "warning", "info")
 
 @dataclass(frozen=True)
 class EventRow:
+    anchor: str
     step: str
     event: str
     severity: str
@@ -64,20 +66,30 @@ class Rows:
         return self.total - len(self.rows)
 
 
-def event_rows(facts: Facts, most: int, name_length: int) -> Rows:
-    """The events in the order of the record; when there are too many, the severe ones are kept."""
+def event_anchor(place: int) -> str:
+    """Of the row of an event, by its place in the record."""
+    return f"event-{place}"
+
+
+def kept_events(facts: Facts, most: int) -> list[int]:
+    """Places of the events that have a row; when there are too many, the severe ones do."""
     order = {severity: rank for rank, severity in enumerate(_SEVERITIES)}
     positions = sorted(
         range(len(facts.events)), key=lambda i: (order.get(facts.events[i].severity, len(order)), i)
     )
-    kept = sorted(positions[:most])
-    rows = [_event_row(facts.events[i], name_length) for i in kept]
+    return sorted(positions[:most])
+
+
+def event_rows(facts: Facts, kept: Iterable[int], name_length: int) -> Rows:
+    """The events in the order of the record."""
+    rows = [_event_row(place, facts.events[place], name_length) for place in kept]
     return Rows(rows, len(facts.events))
 
 
-def _event_row(event: Event, name_length: int) -> EventRow:
+def _event_row(place: int, event: Event, name_length: int) -> EventRow:
     layer = layer_of(event)
     return EventRow(
+        anchor=event_anchor(place),
         step=step_number(event.step),
         event=event.event.replace("_", " "),
         severity=event.severity,
@@ -152,20 +164,12 @@ def option_rows(stored: dict[str, Any]) -> list[OptionRow]:
         rows.append(
             OptionRow(
                 name=visible(name),
-                value=_option_value(value),
+                value=option_value(value),
                 meaning=(field.description or "") if field else "not known to this version",
                 changed=not same,
             )
         )
     return rows
-
-
-def _option_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(visible(item) for item in value)
-    return f"{value:g}" if isinstance(value, (int, float)) else visible(value)
 
 
 def key_figures(facts: Facts) -> list[tuple[str, str, str]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
+from palingenesis.findings.finding import Finding, Report
 from palingenesis.record.format import REPORT_FILE
 from palingenesis.report.episodes import Episode
 from palingenesis.report.facts import Facts, gather
 from palingenesis.report.moments import diagnosis_in_words
 from palingenesis.report.verdicts import advice
-from palingenesis.report.words import ELLIPSIS, count, plain, step_number, visible
+from palingenesis.report.words import ELLIPSIS, count, plain, sentence, step_number, visible
 
 if TYPE_CHECKING:
     from palingenesis.record.reader import Run
@@ -21,6 +23,7 @@ NARROWEST = 24
 _TABLE_FROM = 64
 _MOST_ALARMS = 40
 _MOST_MOMENTS = 5
+_MOST_FINDINGS = 8
 _GAP = "  "
 
 
@@ -34,8 +37,9 @@ def render_text(run: Run, width: int = 80) -> str:
     width = max(NARROWEST, width)
     facts = gather(run)
     blocks = [
-        _wrap(f"{facts.verdict}: {visible(facts.sentence)}", width),
-        _wrap(f"Run {visible(facts.name)}, {count(facts.last_step, 'step')}", width),
+        wrapped(f"{facts.verdict}: {visible(facts.sentence)}", width),
+        wrapped(f"Run {visible(facts.name)}, {count(facts.last_step, 'step')}", width),
+        findings_text(facts.findings, width),
         _first(facts, width),
         _alarms(facts, width),
         _counts(facts, width),
@@ -44,7 +48,8 @@ def render_text(run: Run, width: int = 80) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _wrap(text: str, width: int, first: str = "", rest: str = "") -> str:
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """Text in lines of a width, cut where characters are wider than one cell."""
     lines = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
     return "\n".join(part for line in lines for part in _fitted(line, width, rest))
 
@@ -61,15 +66,34 @@ def _fitted(line: str, width: int, indent: str) -> list[str]:
 
 def _first(facts: Facts, width: int) -> str:
     if not facts.moments:
-        return _wrap(advice(facts), width)
-    lines = ["Look at this first"]
+        return wrapped(advice(facts), width)
+    lines = ["What happened first"]
     for index, moment in enumerate(facts.moments[:_MOST_MOMENTS]):
         start = f"  {index + 1}. "
         told = f"step {step_number(moment.onset)}: {plain(moment.sentence)}"
-        lines.append(_wrap(told, width, start, " " * len(start)))
+        lines.append(wrapped(told, width, start, " " * len(start)))
     left = len(facts.moments) - _MOST_MOMENTS
     if left > 0:
-        lines.append(_wrap(f"and {left:,} more", width, "     ", "     "))
+        lines.append(wrapped(f"and {left:,} more", width, "     ", "     "))
+    return "\n".join(lines)
+
+
+def findings_text(findings: Sequence[Finding], width: int) -> str:
+    """Findings, the worst first, each with what to change; empty where there are none."""
+    ordered = Report("report", tuple(findings)).ordered
+    if not ordered:
+        return ""
+    lines = ["Findings"]
+    for index, finding in enumerate(ordered[:_MOST_FINDINGS]):
+        start = f"  {index + 1}. "
+        rest = " " * len(start)
+        told = f"{finding.severity.upper()} {visible(finding.check)}: {sentence(finding.message)}"
+        lines.append(wrapped(told, width, start, rest))
+        if finding.fix:
+            lines.append(wrapped(f"fix: {visible(finding.fix)}", width, rest, rest))
+    left = len(ordered) - _MOST_FINDINGS
+    if left > 0:
+        lines.append(wrapped(f"and {left:,} more", width, "     ", "     "))
     return "\n".join(lines)
 
 
@@ -113,7 +137,7 @@ def _list(episodes: list[Episode], width: int) -> list[str]:
         layer, diagnosis, since, step, cleared = _cells(episode)
         over = cleared if episode.cleared_step is None or episode.accepted else f"cleared {cleared}"
         lines.append(f"  {_cut(layer, width - 2)}")
-        lines.append(_wrap(f"{diagnosis} since {since}, alarm {step}, {over}", width, "    ", "    "))
+        lines.append(wrapped(f"{diagnosis} since {since}, alarm {step}, {over}", width, "    ", "    "))
     return lines
 
 
@@ -136,7 +160,7 @@ def _counts(facts: Facts, width: int) -> str:
         count(counts["skipped_steps"], "skipped step"),
         f"{count(counts['checks_without_gradients'], 'check')} without gradients",
     ]
-    return _wrap(", ".join(parts), width)
+    return wrapped(", ".join(parts), width)
 
 
 def _how_ended(counts: dict[str, int]) -> str:
@@ -147,4 +171,4 @@ def _how_ended(counts: dict[str, int]) -> str:
 def _where(facts: Facts, width: int) -> str:
     page = facts.folder / REPORT_FILE
     # A path is never broken: it is there to be copied.
-    return f"Page: {visible(page)}" if page.exists() else _wrap("No page yet; pgs report writes it.", width)
+    return f"Page: {visible(page)}" if page.exists() else wrapped("No page yet; pgs report writes it.", width)

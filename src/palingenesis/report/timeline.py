@@ -8,8 +8,9 @@ import numpy as np
 from markupsafe import Markup
 
 from palingenesis.report.axes import loss_scale, step_ticks, x_axis, y_axis
+from palingenesis.report.chart import draw_beyond
 from palingenesis.report.facts import Facts
-from palingenesis.report.marks import LANES, Mark, marks_of
+from palingenesis.report.marks import LANES, Mark
 from palingenesis.report.strips import Strip, describe_strips, draw_strips, legend_of, strips_height
 from palingenesis.report.svg import UNITS, element, hover, line_path, percent, picture, stretched, text
 from palingenesis.report.thin import Bools, Floats, strokes
@@ -35,10 +36,9 @@ class Drawing:
     notes: list[str]
 
 
-def draw_timeline(facts: Facts, start: float, end: float) -> Drawing:
-    """The timeline from ``start`` to ``end``."""
+def draw_timeline(facts: Facts, marks: list[Mark], start: float, end: float) -> Drawing:
+    """The timeline from ``start`` to ``end``, with these marks below the loss."""
     loss, legend, notes, loss_height = _draw_loss(facts, start, end)
-    marks = marks_of(facts, start, end)
     lanes, lanes_bottom = _draw_lanes(marks, start, end, _TOP + loss_height + 8)
     first = facts.moments[0] if facts.moments else None
     if any(mark.accepted for mark in marks):
@@ -88,29 +88,12 @@ def _draw_loss(
     drawn = (
         y_axis(scale.ticks(5), LOSS_HEIGHT)
         + stretched(LOSS_HEIGHT, element("path", d=line_path(lines, UNITS), class_="line loss"))
-        + _draw_beyond(x[beyond], at[beyond] > 1)
+        + draw_beyond(x[beyond], at[beyond] > 1, LOSS_HEIGHT)
         + draw_strips(strips, steps, start, end, LOSS_HEIGHT)
     )
     notes = _loss_notes(scale.log, steps, loss, beyond)
     legend = [("loss", "loss, logarithmic axis" if scale.log else "loss"), *legend_of(strips)]
     return drawn, legend, notes, LOSS_HEIGHT + strips_height(strips) + 6
-
-
-def _draw_beyond(x: Floats, above: Bools) -> Markup:
-    """A triangle at the edge for values that the axis does not reach, one a column."""
-    places = sorted(
-        {(round(float(place) * _MARK_COLUMNS), bool(up)) for place, up in zip(x, above, strict=True)}
-    )
-    return Markup("").join(
-        element(
-            "svg",
-            element("path", d="M-4 7L0 1L4 7Z" if up else "M-4 -7L0 -1L4 -7Z", class_="beyond"),
-            x=percent(place / _MARK_COLUMNS),
-            y="0" if up else LOSS_HEIGHT,
-            class_="open",
-        )
-        for place, up in places
-    )
 
 
 def _loss_notes(log: bool, steps: Floats, loss: Floats, beyond: Bools) -> list[str]:
@@ -220,7 +203,9 @@ def _draw_mark(mark: Mark, start: float, end: float, y: float) -> Markup:
             )
             for size, label in (("wide", mark.label + more), ("narrow", mark.short_label))
         )
-    return element("g", *inside, class_=f"mark {mark.severity}")
+    drawn = element("g", *inside, class_=f"mark {mark.severity}")
+    # For the pointer: by keyboard the same rows are reached in their table.
+    return drawn if mark.href is None else element("a", drawn, href=mark.href, tabindex="-1")
 
 
 # Shape as well as colour: a circle for information, a triangle for a warning, a diamond for critical.

@@ -40,6 +40,13 @@ def visible(text: object, limit: int | None = None) -> str:
     return shown[:head] + ELLIPSIS + (shown[-tail:] if tail else "")
 
 
+def sentence(text: str, limit: int | None = None) -> str:
+    """A message as a sentence: begun with a capital, ended with a full stop."""
+    shown = visible(text.strip(), limit)
+    ended = shown if shown.endswith((".", "!", "?", ELLIPSIS)) or not shown else shown + "."
+    return ended[:1].upper() + ended[1:]
+
+
 def tail(text: object, limit: int) -> str:
     """The end of a name, where there is room for no more: it tells parts of one block apart."""
     shown = visible(text)
@@ -124,3 +131,18 @@ def duration(start: object, end: object) -> str | None:
         if n:
             parts.append(count(n, unit))
     return " ".join(parts[:2]) or "under a second"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """A time that was measured: "0.52 s", "3 min 20 s", "5 h 12 min"."""
+    if seconds < _MINUTE:
+        return f"{number(seconds, 3)} s"
+    for size, name, smaller, part in _UNITS:
+        if seconds >= size:
+            whole_units, left = divmod(round(seconds / smaller), size // smaller)
+            return f"{whole_units:,} {name} {left} {part}" if left else f"{whole_units:,} {name}"
+    return f"{number(seconds, 3)} s"
+
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+_UNITS = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))

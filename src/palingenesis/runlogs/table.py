@@ -58,7 +58,8 @@ class LogEvent(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """The run began again: rows from ``row`` on go on from ``to_step`` after the log had reached ``from_step``."""
+    """The run began again: rows from ``row`` on go on from ``to_step`` after the log had reached "
+    "``from_step``."""
 
     row: int
     from_step: float
@@ -98,7 +99,7 @@ class RunLog:
     lines: int = 0
     unread: int = 0
     """Lines that are not the format's own: other programs' output, torn lines."""
-    _live: dict[str, Column] = field(default_factory=dict, repr=False, compare=False)
+    _live: dict[str, Column] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def column(self, name: str) -> Column:
         """All of a metric as logged; empty where the log has none."""

@@ -44,7 +44,7 @@ def trainer_arguments(config: TrainConfig, folder: Path, steps: int, *, evaluate
         learning_rate=options.learning_rate,
         lr_scheduler_type=schedule,
         lr_scheduler_kwargs=more,
-        warmup_steps=math.ceil(options.warmup_ratio * steps),
+        warmup_steps=warmup_steps(options, steps),
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
         optim=_OPTIMIZERS[options.optimizer],
@@ -77,6 +77,44 @@ def trainer_arguments(config: TrainConfig, folder: Path, steps: int, *, evaluate
         report_to=[],
         disable_tqdm=True,
     )
+
+
+def warmup_steps(options: TrainOptions, steps: int) -> int:
+    """In how many steps the learning rate rises."""
+    return math.ceil(options.warmup_ratio * steps)
+
+
+def training_of(config: TrainConfig, steps: int, steps_per_epoch: float, *, processes: int) -> dict[str, Any]:
+    """What the record says of the configuration, in the words that it has for any training loop."""
+    options = config.train
+    evaluated = config.data.eval_dataset or config.data.eval_sources
+    told = {
+        "by": "pgs train",
+        "learning_rate": options.learning_rate,
+        "min_learning_rate": options.min_learning_rate,
+        "schedule": options.lr_scheduler,
+        "warmup_steps": warmup_steps(options, steps),
+        "total_steps": steps,
+        "steps_per_epoch": steps_per_epoch,
+        "epochs": options.epochs if options.max_steps is None else None,
+        "batch_size": options.per_device_batch_size,
+        "accumulation": options.gradient_accumulation_steps,
+        "processes": processes,
+        "rows_a_step": options.per_device_batch_size * options.gradient_accumulation_steps * processes,
+        "max_grad_norm": options.max_grad_norm,
+        "weight_decay": options.weight_decay,
+        "optimizer": options.optimizer,
+        "precision": config.model.torch_dtype,
+        "attention": config.model.attn_implementation,
+        "packing": config.data.packing,
+        "max_length": config.data.max_seq_length,
+        "objective": config.plugins.objective,
+        "seed": options.seed,
+        "logging_steps": options.logging_steps,
+        "eval_every": config.data.eval_every if evaluated else None,
+        "save_every": options.save_steps,
+    }
+    return {**{name: value for name, value in told.items() if value is not None}, "options": config.flat()}
 
 
 def schedule_of(options: TrainOptions) -> tuple[str, dict[str, float]]:
@@ -123,6 +161,7 @@ def monitor_config(config: TrainConfig) -> MonitorConfig:
         tier3_every=options.health_tier3_every,
         rl_readiness=options.rl_readiness,
         rl_entropy_floor=options.rl_entropy_floor,
+        spike_files=options.spike_files,
     )
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError, MissingExtraError
-from palingenesis.sft.arguments import monitor_config, objective_options, on_cpu, trainer_arguments
+from palingenesis.sft.arguments import (
+    monitor_config,
+    objective_options,
+    on_cpu,
+    trainer_arguments,
+    training_of,
+)
 from palingenesis.sft.quiet import quiet_libraries
 from palingenesis.sft.resume import (
     Start,
@@ -178,6 +184,7 @@ class _Run:
         from palingenesis.sft.flops import device_name, flops_of
         from palingenesis.sft.head import require_exact
         from palingenesis.sft.rows import RowMaker
+        from palingenesis.sft.sample_order import SampleOrder
         from palingenesis.sft.stream import fingerprinting
         from palingenesis.sft.trainer import FineTuner
 
@@ -189,6 +196,14 @@ class _Run:
             name=config.logging.run_name or self._folder.resolve().name,
             resume=self._start.goes_on,
             on_row=self._tell,
+            training=training_of(config, stream.steps, stream.steps_per_epoch, processes=_ranks()),
+        )
+        health.order = SampleOrder(
+            stream,
+            batch=config.train.per_device_batch_size,
+            accumulation=config.train.gradient_accumulation_steps,
+            rank=_rank(),
+            processes=_ranks(),
         )
         maker = RowMaker(
             plain=config.plugins.objective == "ce",

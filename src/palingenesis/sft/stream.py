@@ -28,9 +28,13 @@ from palingenesis.sft.data import (
     pack,
     prepare,
 )
+from palingenesis.sft.data.packing import LENGTHS
+from palingenesis.sft.places import Origins, PackedRows, PlainRows, list_lengths
 
 if TYPE_CHECKING:
+    import numpy as np
     from datasets import Dataset  # type: ignore[import-untyped]
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
     from palingenesis.sft.config import SourceOptions, TrainConfig
@@ -57,6 +61,7 @@ class Stream:
         accounts: what became of the rows of each source.
         left_out: rows at the end that do not fill a micro-batch on every process.
         sources: titles, in the order of the configuration.
+        origins: where samples come from.
     """
 
     dataset: Dataset
@@ -65,6 +70,7 @@ class Stream:
     accounts: tuple[Account, ...]
     left_out: int
     sources: tuple[str, ...]
+    origins: PlainRows | PackedRows
 
 
 def training_sources(config: TrainConfig) -> list[Source]:
@@ -111,10 +117,13 @@ def training_stream(
     window = batch * train.gradient_accumulation_steps
     wanted = None if train.max_steps is None else train.max_steps * window
     weights = [source.weight for source in sources]
+    origins = _origins(parts, weights, config.train.seed)
+    places: PlainRows | PackedRows
     if config.data.packing:
-        dataset, per_epoch = _packed(config, parts, weights, wanted)
+        dataset, per_epoch, places = _packed(config, parts, weights, wanted, origins)
     else:
         dataset, per_epoch = _unpacked(config, parts, weights, wanted)
+        places = PlainRows(origins)
     there = len(dataset) if wanted is None else min(wanted, len(dataset))
     left_out = there % batch
     kept = there - left_out
@@ -137,6 +146,7 @@ def training_stream(
         accounts=tuple(part.account for part in parts),
         left_out=left_out,
         sources=tuple(source.title for source in sources),
+        origins=places,
     )
 
 
@@ -232,26 +242,44 @@ def _unpacked(
     return dataset, float(per_epoch)
 
 
+def _origins(parts: Sequence[Prepared], weights: Sequence[float], seed: int) -> Origins:
+    """Where samples come from, without their tokens."""
+    import numpy as np
+
+    sizes = [len(part.dataset) for part in parts]
+    samples = join(parts).select_columns(["source", "row"])
+    lengths = np.concatenate([list_lengths(part.dataset, "input_ids") for part in parts])
+    return Origins(samples, lengths, sizes, weights, seed)
+
+
 def _packed(
-    config: TrainConfig, parts: Sequence[Prepared], weights: Sequence[float], wanted: int | None
-) -> tuple[Dataset, float]:
-    """The packed rows of all epochs, and how many there are in an epoch on average."""
+    config: TrainConfig,
+    parts: Sequence[Prepared],
+    weights: Sequence[float],
+    wanted: int | None,
+    origins: Origins,
+) -> tuple[Dataset, float, PackedRows]:
+    """The packed rows of all epochs, how many there are in an epoch on average, and where they come from."""
     from datasets import concatenate_datasets
 
-    epochs = []
-    for epoch in _packed_epochs(config, parts, weights):
-        epochs.append(epoch)
+    epochs, counts, orders = [], [], []
+    for packed, rows in _packed_epochs(config, parts, weights):
+        # Packing puts rows of one long sample first and rows of many short ones last.
+        epochs.append(packed.select(rows))
+        counts.append(list_lengths(packed, LENGTHS))
+        orders.append(rows)
         done = len(epochs) >= config.train.epochs if wanted is None else sum(map(len, epochs)) >= wanted
         if done:
             break
     dataset = concatenate_datasets(epochs)
-    return dataset, len(dataset) / len(epochs)
+    places = PackedRows(origins, int(config.data.max_seq_length or 0), counts, orders)
+    return dataset, len(dataset) / len(epochs), places
 
 
 def _packed_epochs(
     config: TrainConfig, parts: Sequence[Prepared], weights: Sequence[float]
-) -> Iterator[Dataset]:
-    """One epoch's packed rows after the other's, without end."""
+) -> Iterator[tuple[Dataset, NDArray[np.int64]]]:
+    """One epoch's packed rows after the other's, each with the order they are taken in, without end."""
     import numpy as np
 
     seed, length = config.train.seed, config.data.max_seq_length
@@ -260,9 +288,7 @@ def _packed_epochs(
     epoch = 0
     while True:
         packed = pack(mix(parts, weights, seed=seed, epoch=epoch), length)
-        # Packing puts rows of one long sample first and rows of many short ones last.
-        rows = np.random.default_rng([seed, epoch, _PACKED_ROWS]).permutation(len(packed))
-        yield packed.select(rows)
+        yield packed, np.random.default_rng([seed, epoch, _PACKED_ROWS]).permutation(len(packed))
         epoch += 1
 
 

@@ -41,7 +41,7 @@ def held_offline(folder: Path, run_id: str) -> tuple[dict[str, int], int]:
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file as they were logged, with wandb's own ``_step``, ``_timestamp`` and ``_runtime``."""
     record = need("wandb.proto.wandb_internal_pb2", "wandb").Record
-    for data in _records(path.read_bytes()):
+    for data in whole_records(path.read_bytes()):
         found = record.FromString(data)
         if found.WhichOneof("record_type") == "history":
             yield {
@@ -50,7 +50,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def whole_records(data: bytes) -> Iterator[bytes]:
     """Every whole record; what a kill left of the last one is left out."""
     position, parts = _FILE_HEADER, b""
     while position + _CHUNK.size <= len(data):

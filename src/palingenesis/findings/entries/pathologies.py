@@ -47,8 +47,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         check="run.lr_schedule",
         title="The learning rate ends long before the run",
-        meaning="The learning rate reached its lowest long before the last step, or reached it and rose "
-        "again.",
+        meaning="The learning rate falls sooner or later than its schedule has it, where the configuration "
+        "is known; otherwise it reached its lowest long before the last step, or reached it and rose again.",
         why="What follows trains with next to no learning rate, or with a second schedule that nobody "
         "planned.",
         confirm="Plot train/lr against train/global_step (pgs report RUN), beside the schedule you meant.",
@@ -96,7 +96,8 @@ ENTRIES: tuple[Entry, ...] = (
         check="run.lr_too_high",
         title="The learning rate is too high",
         meaning="Consecutive gradients point against each other; or the loss climbs far above where it "
-        "began, rises or spikes while the gradient norm grows; or it rises and is lost.",
+        "began, or rises at the end and does not come back; or it spikes or is lost while the gradient norm "
+        "grows.",
         why="Steps overshoot and undo each other: progress stops, and in the end loss and weights are lost.",
         confirm="health/grad_cosine_sim below 0 and train/grad_norm_raw growing. A hundred steps with a "
         "third of the learning rate should show neither.",
@@ -109,7 +110,8 @@ ENTRIES: tuple[Entry, ...] = (
         check="run.packing_leak",
         title="Packed samples see each other",
         meaning="The loss of a packed run differs from that of an unpacked one on the same tokens, from the "
-        "first ones on.",
+        "first ones on (pgs explain RUN --unpacked RUN2 compares them); or the trainer packs in a way that "
+        "cannot keep samples apart.",
         why="Tokens attend to a neighbour that has nothing to do with them: the model learns from context "
         "that it will never have.",
         confirm="Train a few steps with data.packing: false and the same seed and compare the first losses. "
@@ -195,7 +197,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         check="run.forgetting",
         title="The weights have gone far from where they began",
-        meaning="A layer's weights changed by more than half of their norm.",
+        meaning="A layer's weights changed by more than half of their norm; or the evaluation loss of a "
+        "source only ever went up while that of others did not.",
         why="What the model knew before is in those weights: tasks that are not trained on get worse.",
         confirm="Evaluate on general tasks before and after: give them as data.eval_sources. "
         "health/weight_drift/<layer> names the layers.",

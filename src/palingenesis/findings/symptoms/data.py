@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from palingenesis.findings.case import LOSS, Case, Series, series_of
+from palingenesis.findings.case import Case, loss_of
 from palingenesis.findings.finding import Finding
-from palingenesis.findings.trends import median, spread
+from palingenesis.findings.sources import Source
+from palingenesis.findings.trends import median
 from palingenesis.record.columns import Floats
-from palingenesis.record.reader import Run
+from palingenesis.record.spikes import SPIKES_FOLDER, read_spikes
 
 BATCH = "train/batch"
 _TOKENS = "train/tokens_total_all"
+#: Strategies of TRL by which packed samples see each other.
+_LEAKS = ("wrapped",)
+#: What two runs must have alike, for their losses on the same tokens to be compared.
+_ALIKE = ("learning_rate", "schedule", "objective", "max_length", "optimizer")
 
 
 def data_quality(case: Case) -> Finding | None:
     """Spikes as a habit: by events, by what a spike rule skipped, or by the losses themselves."""
     limits = case.limits
-    spikes = [event.step for event in case.events("loss_spike")]
+    spikes = case.spikes
     skipped = case.series("train/spikes_skipped")
     share_skipped = float(skipped.value[-1] / max(skipped.step[-1], 1)) if skipped else 0.0
-    out = _outliers(case.loss, case)
-    share_out = len(out) / max(len(case.loss.value), 1)
-    many_out = len(out) >= limits.outliers_least and share_out > limits.outlier_share
+    hard = case.hard_batches
+    share_out = len(hard.step) / max(len(case.loss.value), 1)
+    many_out = len(hard.step) >= limits.outliers_least and share_out > limits.outlier_share
+    many_out = many_out and float(np.median(hard.value)) > np.log(limits.outlier_height)
+    out = hard.step.astype(int).tolist() if many_out else []
     many = len(spikes) >= limits.spikes_many
     if not (many or many_out or share_skipped > limits.spikes_skipped):
         return None
@@ -40,64 +48,74 @@ def data_quality(case: Case) -> Finding | None:
         f"{' and '.join(told)}: some batches are unlike the rest",
         {
             "steps": steps,
-            "batches": batches_of(case, steps),
-            "spike_events": len(spikes),
+            **batches_of(case, steps),
+            "spike_events": len(case.events("loss_spike")),
             "share_skipped": share_skipped,
             "share_of_losses": share_out,
         },
         "look for bad rows with pgs validate --all and pgs inspect and take them out of data.dataset; "
         "train.max_grad_norm: 1.0 bounds what one batch can do meanwhile",
+        since=steps[0] if steps else int(skipped.step[np.argmax(skipped.value > 0)]),
+        # By the losses alone, harder sources look just the same.
+        confidence=limits.agreeing if len(told) > 1 else None if many or share_skipped else limits.shared,
     )
-
-
-def _outliers(loss: Series, case: Case) -> list[int]:
-    """Steps whose log loss is far above the running median."""
-    limits = case.limits
-    half = limits.window // 2
-    if len(loss.value) < 2 * limits.window or not (loss.value > 0).all():
-        return []
-    log = np.log(loss.value)
-    usual = np.median(np.lib.stride_tricks.sliding_window_view(log, limits.window), axis=1)
-    off = log[half : len(log) - half] - usual
-    far = off > limits.outlier * max(spread(off), 1e-12)
-    return [int(step) for step in loss.step[half : len(log) - half][far]]
 
 
 def loss_spike(case: Case) -> Finding | None:
     """A few spikes: which batch it was. As a habit they are :func:`data_quality`."""
-    spikes = case.events("loss_spike")
-    if not 0 < len(spikes) < case.limits.spikes_many:
+    steps = case.spikes
+    if not 0 < len(steps) < case.limits.spikes_many:
         return None
-    first, steps = spikes[0], [event.step for event in spikes]
     batches = batches_of(case, steps)
-    which = f", in batch {batches[0]}" if batches else ""
+    named = batches.get("batches") or []
+    which = f", in batch {named[0]}" if named else ""
     layers = [
         event.layer
         for event in case.events("gradient_spike")
         if event.step in steps and event.layer is not None
     ]
+    value, baseline = _height(case, steps[0])
     return Finding(
         "run.loss_spike",
         "warning",
-        f"the loss jumped to {first.value:.4g} at step {first.step}{which}"
-        if isinstance(first.value, float)
-        else f"the loss jumped at step {first.step}{which}",
-        {"steps": steps, "batches": batches, "layers": layers, "baseline": first.baseline},
+        f"the loss jumped to {value:.4g} at step {steps[0]}{which}"
+        if value is not None
+        else f"the loss jumped at step {steps[0]}{which}",
+        {"steps": steps, **batches, "layers": layers, "baseline": baseline},
         "look at that batch's rows (pgs inspect); if nothing is wrong with them, train.max_grad_norm: 1.0 "
         "bounds what one batch can do",
+        since=steps[0],
     )
 
 
-def batches_of(case: Case, steps: list[int]) -> list[str]:
-    """The fingerprints of the batches of these steps, where batches carry one."""
+def _height(case: Case, step: int) -> tuple[float | None, float | None]:
+    """The loss at a spike and what it was before: by the event, or else by the numbers."""
+    for event in case.events("loss_spike"):
+        if event.step == step:
+            return (event.value if isinstance(event.value, float) else None), event.baseline
+    for spike in case.curve_spikes:
+        if int(spike.step) == step:
+            return spike.peak, spike.base
+    return None, None
+
+
+def batches_of(case: Case, steps: list[int]) -> dict[str, Any]:
+    """What is known of the batches of these steps: their fingerprints, and samples that were kept."""
     if not steps:
-        return []
+        return {}
     wanted = set(steps)
-    return [
-        str(row.values[BATCH])
-        for row in case.rows(f'"{BATCH}"')
-        if row.counts and row.step in wanted and BATCH in row.values
-    ]
+    known: dict[str, Any] = {
+        "batches": [
+            str(row.values[BATCH])
+            for row in case.rows(f'"{BATCH}"')
+            if row.counts and row.step in wanted and BATCH in row.values
+        ]
+    }
+    folder = case.source.folder
+    if folder is not None and (folder / SPIKES_FOLDER).is_dir():
+        kept = [spike for spike in read_spikes(folder) if spike.step in wanted]
+        known["samples"] = [sample.name for spike in kept for sample in spike.samples]
+    return known
 
 
 class _Bins(NamedTuple):
@@ -106,11 +124,14 @@ class _Bins(NamedTuple):
 
 
 def packing_leak(case: Case) -> Finding | None:
-    """The loss by tokens, against that of an unpacked run on the same data."""
-    if case.unpacked is None:
+    """By the trainer's own configuration, or the loss by tokens against an unpacked run on the same data."""
+    options = case.source.training.get("options")
+    if isinstance(options, Mapping) and options.get("packing_strategy") in _LEAKS and options.get("packing"):
+        return _leaks_by_design(case, str(options["packing_strategy"]))
+    if case.unpacked is None or not _comparable(case.source.training, case.unpacked.training):
         return None
     limits = case.limits
-    bins = _compared(case.run, case.unpacked, limits.packing_bins)
+    bins = _compared(case.source, case.unpacked, limits.packing_bins)
     if bins is None:
         return None
     middle, usual = median(bins.difference, limits.alpha), float(np.median(bins.mean))
@@ -127,10 +148,33 @@ def packing_leak(case: Case) -> Finding | None:
         {"difference": middle.value, "between": [middle.low, middle.high], "parts": len(bins.difference)},
         "data.packing: false until it is explained; packed samples are kept apart by design, so please "
         "report it",
+        since=int(case.loss.step[0]),
+        confidence=limits.single if case.source.training and case.unpacked.training else limits.shared,
     )
 
 
-def _compared(packed: Run, unpacked: Run, parts: int) -> _Bins | None:
+def _leaks_by_design(case: Case, strategy: str) -> Finding:
+    return Finding(
+        "run.packing_leak",
+        "warning",
+        f"samples are packed with packing_strategy={strategy!r}, which cuts them anywhere and lets them "
+        "attend to their neighbours",
+        {"packing_strategy": strategy},
+        'packing_strategy="bfd" in the SFTConfig of TRL, which keeps samples apart; pgs train does too '
+        "(data.packing: true)",
+        since=int(case.loss.step[0]) if case.loss else None,
+        confidence=case.limits.agreeing,
+    )
+
+
+def _comparable(packed: Mapping[str, Any], unpacked: Mapping[str, Any]) -> bool:
+    """Whether packing can be the difference: as far as both configurations are known, all else is alike."""
+    if packed.get("packing") is False or unpacked.get("packing") is True:
+        return False
+    return all(packed[name] == unpacked[name] for name in _ALIKE if name in packed and name in unpacked)
+
+
+def _compared(packed: Source, unpacked: Source, parts: int) -> _Bins | None:
     """Mean loss over equal parts of the tokens that both runs have seen."""
     curves = [_by_tokens(packed), _by_tokens(unpacked)]
     known = [curve for curve in curves if curve is not None]
@@ -149,10 +193,9 @@ def _compared(packed: Run, unpacked: Run, parts: int) -> _Bins | None:
     return _Bins(means[1], means[0] - means[1])
 
 
-def _by_tokens(run: Run) -> tuple[Floats, Floats] | None:
+def _by_tokens(source: Source) -> tuple[Floats, Floats] | None:
     """Tokens so far, and the loss summed over them."""
-    tokens = series_of(run, _TOKENS)
-    loss = series_of(run, "train/ce_loss") or series_of(run, LOSS)
+    tokens, loss = source.series(_TOKENS), loss_of(source)
     steps, at, where = np.intersect1d(tokens.step, loss.step, return_indices=True)
     if len(steps) < 2:
         return None

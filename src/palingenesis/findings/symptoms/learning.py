@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,63 +13,108 @@ from palingenesis.findings.finding import Finding
 from palingenesis.findings.trends import median, spread, trend
 
 
+@dataclass
+class _Signs:
+    """What speaks for a learning rate that is too high."""
+
+    told: list[str] = field(default_factory=list)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    since: list[int] = field(default_factory=list)
+    alone: bool = False
+    """The loss climbed and the gradient did not, or nobody knows."""
+
+    def add(self, told: str, since: int | None, **evidence: Any) -> None:
+        self.told.append(told)
+        self.evidence |= evidence
+        if since is not None:
+            self.since.append(since)
+
+
 def lr_too_high(case: Case) -> Finding | None:
     """Steps that undo each other, or a loss that diverges.
 
-    A rising loss alone may have other reasons: the gradient has to grow with it, or all has to be lost.
+    A rising loss alone may have other reasons; it is surer where the gradient grows with it, or all is lost.
     """
-    seen: list[str] = []
-    evidence: dict[str, Any] = {}
-    against = _steps_undo(case, seen, evidence)
-    grows = _norm_grows(case, seen, evidence)
-    rises = _loss_rises(case, seen, evidence)
-    climbs = _loss_climbs(case, seen, evidence)
-    spikes, lost = _loss_jumps(case, seen, evidence)
-    if not (against or climbs or (grows and (rises or spikes or lost)) or (rises and lost)):
+    signs = _Signs()
+    looks: tuple[Callable[[Case, _Signs], bool], ...] = (
+        _steps_undo,
+        _norm_grows,
+        _loss_rises,
+        _loss_climbs,
+        _spikes_often,
+        _is_lost,
+    )
+    against, grows, rises, climbs, spikes, lost = (look(case, signs) for look in looks)
+    if not (against or climbs or rises or (grows and (spikes or lost))):
         return None
-    evidence["learning_rate"] = case.peak_rate
+    limits = case.limits
+    both = climbs and not signs.alone  # the loss and its gradient
+    sure = limits.agreeing if both or sum((against, grows, rises or climbs, lost)) > 1 else limits.single
+    if (signs.alone or not climbs) and not (against or grows or lost):
+        sure = limits.shared
     return Finding(
         "run.lr_too_high",
-        "critical" if rises or climbs or lost else "warning",
-        f"the learning rate is too high: {', '.join(seen)}",
-        evidence,
+        "critical" if lost or (sure > limits.shared and (rises or climbs)) else "warning",
+        f"the learning rate is too high: {', '.join(signs.told)}",
+        {**signs.evidence, "learning_rate": case.peak_rate},
         f"train.learning_rate: {case.rate(1 / 3, 'a third')}",
+        since=min(signs.since, default=None),
+        confidence=sure,
     )
 
 
-def _steps_undo(case: Case, seen: list[str], evidence: dict[str, Any]) -> bool:
+def _steps_undo(case: Case, signs: _Signs) -> bool:
     cosine = case.series(COSINE)
     middle = median(cosine.value, case.limits.alpha)
-    if not middle.high < case.limits.cosine_low:
+    low = case.limits.cosine_low
+    if not middle.high < low:
         return False
-    seen.append(f"consecutive gradients point against each other (median cosine {middle.value:.2f})")
-    evidence |= {"cosine": middle.value, "cosine_high": middle.high}
+    signs.add(
+        f"consecutive gradients point against each other (median cosine {middle.value:.2f})",
+        case.first_beyond(cosine, lambda one: one.value < low),
+        cosine=middle.value,
+        cosine_high=middle.high,
+    )
     return True
 
 
-def _norm_grows(case: Case, seen: list[str], evidence: dict[str, Any]) -> bool:
+def _norm_grows(case: Case, signs: _Signs) -> bool:
     half = case.norm.second_half
     if case.clipped_only or not half or not (half.value > 0).all():
         return False
     growth = trend(half.step, np.log(half.value), case.limits.alpha)
     if not (growth.low > 0 and growth.change > np.log(case.limits.norm_growth)):
         return False
-    seen.append(f"the gradient norm grew {np.exp(growth.change):.3g}-fold over the second half")
-    evidence["norm_growth"] = float(np.exp(growth.change))
+    factor = float(np.exp(growth.change))
+    start = float(np.median(half.value[: case.limits.onset_window]))
+    signs.add(
+        f"the gradient norm grew {factor:.3g}-fold over the second half",
+        # Where it has grown by half of that, on a logarithmic scale.
+        case.first_beyond(half, lambda one: one.value > start * factor**0.5),
+        norm_growth=factor,
+    )
     return True
 
 
-def _loss_rises(case: Case, seen: list[str], evidence: dict[str, Any]) -> bool:
-    half = case.loss.second_half
+def _loss_rises(case: Case, signs: _Signs) -> bool:
+    """A trend of the second half, or a rise at the end that is beyond the curve's noise."""
+    half, rise = case.loss.second_half, case.rise
     line = trend(half.step, half.value, case.limits.alpha)
     if not (line.low > 0 and line.change > case.limits.loss_rise * abs(line.middle)):
-        return False
-    seen.append(f"the loss rose by {line.change:.3g} over the second half")
-    evidence["loss_rise"] = line.change
+        if rise is None or rise.kind != "rise":
+            return False
+        signs.add(
+            f"the loss rose from {rise.lowest:.4g} to {rise.last:.4g} and did not come back",
+            int(rise.since_step),
+            loss_rise=rise.size,
+        )
+        return True
+    lowest = int(half.step[np.argmin(half.value)])
+    signs.add(f"the loss rose by {line.change:.3g} over the second half", lowest, loss_rise=line.change)
     return True
 
 
-def _loss_climbs(case: Case, seen: list[str], evidence: dict[str, Any]) -> bool:
+def _loss_climbs(case: Case, signs: _Signs) -> bool:
     """Whether the loss went far above where it began, and the gradient with it."""
     limits, loss = case.limits, case.loss
     if len(loss.value) < limits.climb_first + limits.climb_window or not (loss.value > 0).all():
@@ -75,31 +122,43 @@ def _loss_climbs(case: Case, seen: list[str], evidence: dict[str, Any]) -> bool:
     log = np.log(loss.value)
     levels = np.median(np.lib.stride_tricks.sliding_window_view(log, limits.climb_window), axis=1)
     top = int(np.argmax(levels))
-    rise = float(levels[top] - np.median(log[: limits.climb_first]))
+    start = float(np.min(log[: limits.climb_first]))
+    rise = float(levels[top]) - start
     noise = spread(np.diff(log)) / np.sqrt(2 * limits.climb_first)
     if rise <= max(np.log(limits.climb), limits.climb_noise * noise):
         return False
     first, last = loss.step[top], loss.step[top + limits.climb_window - 1]
+    at = int(loss.step[top + limits.climb_window // 2])
     before, then = case.norm.value[: limits.climb_first], case.norm.part(first, last).value
     known = len(before) and len(then) and not case.clipped_only
-    if known and np.median(then) < limits.climb * np.median(before):
+    with_gradient = bool(known and np.median(then) >= limits.climb_gradient * np.min(before))
+    if not with_gradient and rise < np.log(limits.climb_alone):
         return False
-    seen.append(f"the loss was {np.exp(rise):.3g} times its first value around step {first:.0f}")
-    evidence |= {"loss_over_first": float(np.exp(rise)), "highest_around": int(first)}
+    signs.alone = not with_gradient
+    signs.add(
+        f"the loss was {np.exp(rise):.3g} times its first value around step {at}",
+        case.first_beyond(loss, lambda one: np.log(one.value) > start + rise / 2),
+        loss_over_first=float(np.exp(rise)),
+        highest_around=at,
+    )
     return True
 
 
-def _loss_jumps(case: Case, seen: list[str], evidence: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether the loss spiked again and again, and whether it was lost."""
-    spikes, lost = case.events("loss_spike"), case.events("nonfinite")
-    many = len(spikes) >= case.limits.spikes_many
-    if many:
-        seen.append(f"the loss spiked {len(spikes)} times")
-        evidence["spikes"] = [event.step for event in spikes]
-    if lost:
-        seen.append(f"loss or gradients were not finite at step {lost[0].step}")
-        evidence["nonfinite"] = lost[0].step
-    return many, bool(lost)
+def _spikes_often(case: Case, signs: _Signs) -> bool:
+    spikes = case.spikes
+    if len(spikes) < case.limits.spikes_many:
+        return False
+    signs.add(f"the loss spiked {len(spikes)} times", spikes[0], spikes=spikes)
+    return True
+
+
+def _is_lost(case: Case, signs: _Signs) -> bool:
+    if case.lost_at is None:
+        return False
+    signs.add(
+        f"loss or gradients were not finite at step {case.lost_at}", case.lost_at, nonfinite=case.lost_at
+    )
+    return True
 
 
 def lr_too_low(case: Case) -> Finding | None:
@@ -132,4 +191,7 @@ def lr_too_low(case: Case) -> Finding | None:
             "drift": float(drift[-1]) if len(drift) else None,
         },
         f"train.learning_rate: {case.rate(2, 'twice')}",
+        since=int(loss.step[0]),
+        # An evaluation that does not improve either is a second sign.
+        confidence=limits.single if len(evaluated) else limits.shared,
     )

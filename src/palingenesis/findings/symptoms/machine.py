@@ -11,14 +11,15 @@ from palingenesis.findings.finding import Finding
 from palingenesis.findings.trends import median, trend
 
 _USED = "health/cuda_utilization_pct"
+_ALLOCATED = {"health/cuda_allocated_gb": "on the device", "health/host_rss_gb": "of the process"}
+_PERCENT = 100
 _OUT_OF_MEMORY = ("outofmemory", "out of memory", "cudamalloc", "alloc_failed")
 
 
 def memory_pressure(case: Case) -> Finding | None:
     used = case.series(f"{_USED}_max") or case.series(_USED)
-    end = case.run.info.get("end")
-    error = str(end.get("error") or "") if isinstance(end, dict) else ""
-    ran_out = any(word in error.lower() for word in _OUT_OF_MEMORY)
+    error = case.source.error
+    ran_out = ran_out_of_memory(error)
     tight = bool(used) and float(np.median(used.value)) > case.limits.memory_pct
     if not (ran_out or tight):
         return None
@@ -32,7 +33,46 @@ def memory_pressure(case: Case) -> Finding | None:
         "train.per_device_batch_size: half, with train.gradient_accumulation_steps twice as many; "
         "train.gradient_checkpointing: true; memory.loss_num_chunks: twice as many (pgs profile says what is "
         "enough)",
+        since=None if ran_out or not used else int(used.step[0]),
+        confidence=case.limits.certain if ran_out else None,
     )
+
+
+def ran_out_of_memory(error: str) -> bool:
+    """Whether an error's words say that there was no memory left."""
+    return any(word in error.lower() for word in _OUT_OF_MEMORY)
+
+
+def memory_grows(case: Case) -> Finding | None:
+    """Memory that goes up and up, and when there will be none left."""
+    limits = case.limits
+    for name, where in _ALLOCATED.items():
+        held = case.series(name).second_half
+        line = trend(held.step, held.value, limits.alpha)
+        if len(held.value) < limits.memory_looks or not line.least > limits.memory_growth * line.middle:
+            continue
+        full = _full_at(case, name, line.slope)
+        when = "" if full is None else f"; at this pace none is left at step {full}"
+        return Finding(
+            "run.memory_grows",
+            "warning",
+            f"memory {where} grew from {line.middle - line.change / 2:.3g} to "
+            f"{line.middle + line.change / 2:.3g} GB over the second half of the run{when}",
+            {"metric": name, "gb_a_step": line.slope, "growth_gb": line.change, "full_at_step": full},
+            "keep no tensor that hangs on the graph: loss.item() or loss.detach() in lists and averages; "
+            "data.num_workers: 0 shows whether it is the loaders",
+            since=int(held.step[0]),
+        )
+    return None
+
+
+def _full_at(case: Case, name: str, slope: float) -> int | None:
+    """The step at which a device will be full, as its share in use goes up with what is held."""
+    used, held = case.series(_USED), case.series(name)
+    if not name.startswith("health/cuda") or not used or used.value[-1] <= 0:
+        return None
+    left = held.value[-1] * (_PERCENT / used.value[-1] - 1)
+    return int(held.step[-1] + left / slope)
 
 
 def slow_throughput(case: Case) -> Finding | None:
@@ -44,18 +84,51 @@ def slow_throughput(case: Case) -> Finding | None:
     _slows_down(case, seen, evidence, fixes)
     _stalls(case, seen, evidence, fixes)
     if not seen:
-        return None
+        return _unused(case)
     return Finding(
         "run.slow_throughput",
         "warning",
         "; ".join(seen),
         evidence,
         "; ".join(dict.fromkeys(fixes)),
+        since=_slow_since(case, evidence),
     )
+
+
+def _unused(case: Case) -> Finding | None:
+    """Memory that stays free: nothing is wrong, and a larger batch would likely be faster."""
+    used = case.series(f"{_USED}_max") or case.series(_USED)
+    middle = median(used.value, case.limits.alpha)
+    if not middle.high < case.limits.memory_unused:
+        return None
+    return Finding(
+        "run.slow_throughput",
+        "info",
+        f"{middle.value:.0f}% of the device's memory is in use: a larger batch would likely be faster",
+        {"memory_used_pct": middle.value},
+        "train.per_device_batch_size: twice, train.gradient_accumulation_steps: half",
+        since=int(used.step[0]),
+        confidence=case.limits.shared,
+    )
+
+
+def _slow_since(case: Case, evidence: dict[str, Any]) -> int | None:
+    """Where it began: at the first stall, or where most readings are slow."""
+    if evidence.get("stalled_steps"):
+        return int(evidence["stalled_steps"][0])
+    speed = case.series("train/tokens_per_sec")
+    if "fall" not in evidence:
+        first = case.series("train/mfu") or speed
+        return int(first.step[0])
+    slow = evidence["tokens_per_sec"]
+    return case.first_beyond(speed, lambda one: one.value < slow)
 
 
 def _waits(case: Case, seen: list[str], evidence: dict[str, Any], fixes: list[str]) -> None:
     share = case.series("train/mfu").value[case.limits.warmup_rows :]
+    share = share[share > 0]  # where it is not known yet some write a negative one
+    if len(share) and np.median(share) > 1:
+        share = share / _PERCENT
     middle = median(share, case.limits.alpha)
     if not middle.high < case.limits.mfu:
         return

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from palingenesis.findings.case import COSINE, LOSS, NORM, RATE, RAW_NORM, Case
+from palingenesis.findings.case import CE, COSINE, LOSS, Case
 from palingenesis.findings.finding import Finding
+from palingenesis.findings.sources import NORM, RAW_NORM
 from palingenesis.findings.trends import median, trend
 
 
@@ -29,6 +30,7 @@ def replicas_diverge(case: Case) -> Finding | None:
         },
         "train.resume_from: a checkpoint from before that step; and take out whatever changes parameters on "
         "one rank only",
+        since=first.step,
     )
 
 
@@ -54,6 +56,8 @@ def no_zero_grad(case: Case) -> Finding | None:
             "readings": len(cosine.value),
         },
         "call optimizer.zero_grad() after every optimizer.step(); pgs train does",
+        since=int(case.norm.step[0]),
+        confidence=limits.agreeing,
     )
 
 
@@ -63,14 +67,14 @@ def no_loss_tokens(case: Case) -> Finding | None:
     loss, norm = case.series(LOSS), case.norm
     if loss and norm:
         zero_norm = set(norm.step[norm.value == 0].astype(int).tolist())
-        empty |= zero_norm & set(loss.step[loss.value == 0].astype(int).tolist())
+        empty |= zero_norm & _exact_zeros(case)
     tokens = case.series("train/tokens_total_all")
     still = np.diff(tokens.value) == 0
     empty |= set(tokens.step[1:][still].astype(int).tolist())
     if not empty:
         return None
     steps = sorted(empty)
-    share = len(steps) / max(len(case.run.metrics.step), 1)
+    share = len(steps) / max(case.source.rows_written, 1)
     return Finding(
         "run.no_loss_tokens",
         "critical" if share > 0.5 else "warning",
@@ -79,7 +83,20 @@ def no_loss_tokens(case: Case) -> Finding | None:
         {"steps": steps, "share": share},
         "data.max_seq_length: longer, if answers are cut off; model.chat_template: one that marks the "
         "answers, if they are not found (pgs validate says which)",
+        since=steps[0],
     )
+
+
+def _exact_zeros(case: Case) -> set[int]:
+    """Steps at which the loss is 0, and not by being rounded: it was far from 0 right before."""
+    loss = case.series(LOSS)
+    zero = np.flatnonzero(loss.value == 0)
+    other = np.flatnonzero(loss.value)
+    if case.source.resolution and len(other):
+        nearest = other[np.clip(np.searchsorted(other, zero) - 1, 0, None)]
+        far = np.abs(loss.value[nearest]) > case.limits.zero_rounding * case.source.resolution
+        zero = zero[far]
+    return set(loss.step[zero].astype(int).tolist())
 
 
 def zero_loss_nan_norm(case: Case) -> Finding | None:
@@ -87,7 +104,7 @@ def zero_loss_nan_norm(case: Case) -> Finding | None:
     loss = case.series(LOSS)
     bad = set(case.nonfinite(RAW_NORM, NORM)) & set(loss.step[loss.value == 0].astype(int).tolist())
     if not bad:
-        return None
+        return _zero_for_good(case)
     steps = sorted(bad)
     return Finding(
         "run.zero_loss_nan_norm",
@@ -97,6 +114,29 @@ def zero_loss_nan_norm(case: Case) -> Finding | None:
         {"steps": steps},
         f"train.learning_rate: {case.rate(1 / 3, 'a third')}, and train.resume_from: a checkpoint of before "
         "that step; in a transformers Trainer of your own logging_nan_inf_filter=False lets the log say NaN",
+        since=steps[0],
+    )
+
+
+def _zero_for_good(case: Case) -> Finding | None:
+    """The same where the log has no norm: from one row to the next the loss is 0.0, and stays so."""
+    limits, loss = case.limits, case.loss
+    zeros = len(loss.value) - int(np.max(np.flatnonzero(loss.value), initial=-1)) - 1
+    before = loss.value[: len(loss.value) - zeros][-limits.onset_window :]
+    known = bool(case.norm) or bool(case.nonfinite(RAW_NORM, NORM))
+    if known or zeros < limits.hidden_rows or not len(before) or np.median(before) < limits.learned_loss:
+        return None
+    since = int(loss.step[-zeros])
+    return Finding(
+        "run.zero_loss_nan_norm",
+        "critical",
+        f"from step {since} to the end the recorded loss is exactly 0.0 ({zeros} rows), where it was "
+        f"{np.median(before):.4g} right before: the zero stands for NaN",
+        {"rows": zeros, "before": float(np.median(before))},
+        f"train.learning_rate: {case.rate(1 / 3, 'a third')}, and train.resume_from: a checkpoint of before "
+        "that step; in a transformers Trainer of your own logging_nan_inf_filter=False lets the log say NaN",
+        since=since,
+        confidence=limits.single,
     )
 
 
@@ -119,9 +159,10 @@ def nan_hidden(case: Case) -> Finding | None:
         "critical",
         f"since step {since} gradients are not finite and never recover, yet {len(clean)} rows show a clean "
         f"loss (last {clean[-1]:.4g}): the curve hides that the weights are lost",
-        {"since": since, "rows": len(clean), "last_loss": float(clean[-1])},
+        {"rows": len(clean), "last_loss": float(clean[-1])},
         "train.resume_from: a checkpoint from before that step, with train.learning_rate at a third. In a "
         "transformers Trainer of your own set logging_nan_inf_filter=False",
+        since=since,
     )
 
 
@@ -136,10 +177,9 @@ def _open_episode(case: Case) -> int | None:
 
 def nonfinite(case: Case) -> Finding | None:
     events = case.events("nonfinite")
-    rows = case.nonfinite(LOSS, RAW_NORM, NORM)
-    if not events and not rows:
+    rows, first = case.nonfinite(LOSS, CE, RAW_NORM, NORM), case.lost_at
+    if first is None:
         return None
-    first = min([event.step for event in events] + rows)
     layers = [layer for event in events for layer in event.layers or []]
     where = f"; the first layer is {layers[0]}" if layers else ""
     return Finding(
@@ -150,6 +190,7 @@ def nonfinite(case: Case) -> Finding | None:
         f"train.learning_rate: {case.rate(1 / 3, 'a third')}, train.max_grad_norm: 1.0, and if weights are "
         "bfloat16 model.torch_dtype: float32; train.resume_from: a checkpoint from "
         "before that step",
+        since=first,
     )
 
 
@@ -168,40 +209,5 @@ def updates_lost(case: Case) -> Finding | None:
         "in the dtype of the weights",
         {"update_lost_pct": middle, "standard_error": allowance / 2, "looks": len(lost.value)},
         "model.torch_dtype: float32, or train adapters (model.lora), which start small enough for bfloat16",
-    )
-
-
-def lr_schedule(case: Case) -> Finding | None:
-    """The learning rate reaches its end long before the run does, or comes back after it."""
-    limits, rates = case.limits, case.series(RATE)
-    if len(rates.value) < 2:
-        return None
-    peak = float(rates.value.max())
-    top = int(np.argmax(rates.value >= (1 - limits.schedule_back) * peak))
-    lowest = float(rates.value[top:].min())
-    if lowest > (1 - 2 * limits.schedule_back) * peak:
-        return None  # it is constant, or has hardly begun to fall
-    ended = top + int(np.argmax(rates.value[top:] <= lowest + limits.schedule_end * peak))
-    at, last = int(rates.step[ended]), int(rates.step[-1])
-    tail = (last - at) / max(last - int(rates.step[0]), 1)
-    back = float(rates.value[ended:].max())
-    returned = back > lowest + limits.schedule_back * peak and not case.events("run_resumed")
-    # A restart that is planned comes back in one jump.
-    if returned and np.diff(rates.value[ended:]).max() > (back - lowest) / 2:
-        return None
-    if tail < limits.schedule_tail and not returned:
-        return None
-    how = (
-        f"and then came back to {back:.3g}"
-        if returned
-        else f"and stayed there for {tail:.0%} of the {last} steps"
-    )
-    return Finding(
-        "run.lr_schedule",
-        "warning",
-        f"the learning rate was at its end ({lowest:.3g}) at step {at} {how}: the schedule runs about "
-        f"{last / max(at, 1):.2g} times too fast",
-        {"ended_at": at, "last_step": last, "peak": peak, "lowest": lowest, "came_back_to": back},
-        "step the scheduler once an optimizer step, on no micro-batch and once for all ranks (pgs train "
-        "does), and give it the number of optimizer steps: train.max_steps",
+        since=int(lost.step[0]),
     )

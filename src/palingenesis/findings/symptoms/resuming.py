@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from palingenesis.findings.case import LOSS, Case, RecordedRow
+from palingenesis.findings.case import LOSS, Case
 from palingenesis.findings.finding import Finding
+from palingenesis.findings.sources import RecordedRow
 from palingenesis.findings.symptoms.data import BATCH
 from palingenesis.findings.trends import median, spread
 
 _EPOCH = "train/epoch"
-#: Where trackers keep under which name they know the run (``trackers/identity.py``).
-_TRACKED = "tracker_run_id.json"
 
 
 def _resumed_from(case: Case) -> list[int]:
@@ -52,6 +51,7 @@ def data_after_resume(case: Case) -> Finding | None:
         {"resumed_from": resumed, "repeated_steps": repeated, "changed_steps": changed},
         "train.resume_from: auto with the same data, train.seed and batch size as before; in a loop of "
         "your own save the position in the data with the checkpoint",
+        since=min([*changed, *repeated]),
     )
 
 
@@ -96,6 +96,7 @@ def worse_after_resume(case: Case) -> Finding | None:
                 },
                 "train.resume_from: another checkpoint; look whether the model ties its embedding and its "
                 "head (tie_word_embeddings) and whether they are still one tensor after loading",
+                since=from_step + 1,
             )
     return None
 
@@ -106,7 +107,7 @@ def _last(case: Case, step: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def tracker_rows(case: Case) -> Finding | None:
     """Rows that were written twice: a tracker has the first version, or none, of those steps."""
-    if not _resumed_from(case) or not (case.run.folder / _TRACKED).is_file():
+    if not _resumed_from(case) or not case.source.tracked:
         return None
     again = sorted({row.step for row in case.rows(f'"{LOSS}"') if not row.counts})
     if not again:
@@ -118,4 +119,5 @@ def tracker_rows(case: Case) -> Finding | None:
         "version of these rows, or miss some, the record has those that count",
         {"steps": again, "rows": len(again)},
         "judge by pgs report; pgs sync sends a tracker the rows that it lacks",
+        since=again[0],
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from palingenesis.findings.case import Case, Series
+from palingenesis.findings.case import Case
 from palingenesis.findings.finding import Finding
+from palingenesis.findings.sources import Series
+from palingenesis.findings.symptoms.evaluation import only_worse, sources_apart
 from palingenesis.findings.trends import trend
 
 _NUMBER = re.compile(r"\d+")
@@ -19,7 +21,8 @@ _DRIFT, _RANK, _ENTROPY = "health/weight_drift", "health/stable_rank", "health/o
 def layer_imbalance(case: Case) -> Finding | None:
     """A block whose gradient, against its weights, is far above that of its likes, look after look."""
     limits = case.limits
-    apart = _apart(case.named("health/gw_ratio/"), case)
+    ratios = case.named("health/gw_ratio/")
+    apart = _apart(ratios, case)
     apart = {block: factor for block, factor in apart.items() if factor >= limits.imbalance}
     if not apart:
         return None
@@ -37,6 +40,8 @@ def layer_imbalance(case: Case) -> Finding | None:
         {"blocks": apart, "updates": {block: updates[block] for block in apart if block in updates}},
         f"train.learning_rate: {case.rate(1 / 2, 'half')}; train.optimizer: adamw evens blocks out, sgd "
         "does not",
+        since=int(ratios[worst].step[0]),
+        confidence=case.limits.agreeing if worst in updates else case.limits.single,
     )
 
 
@@ -80,27 +85,58 @@ def representation_collapse(case: Case) -> Finding | None:
         f"the matrix over{_and_others(len(low))}",
         {"stable_rank": low, "floor": floor},
         f"train.learning_rate: {case.rate(1 / 2, 'half')}",
+        since=_crossed_at(case, "stable_rank", f"{_RANK}_min", lambda one: one.value < floor),
     )
 
 
 def forgetting(case: Case) -> Finding | None:
-    ceiling = case.setting("drift_ceiling", case.limits.drift)
+    """Weights far from where they began, or a source that only ever got worse while others did not."""
+    limits = case.limits
+    ceiling = case.setting("drift_ceiling", limits.drift)
     far = _beyond(case, "weight_drift", f"{_DRIFT}/")
     if far is None:
         drift = case.series(f"{_DRIFT}_max").value
-        far = {f"{_DRIFT}_max": float(drift[-1])} if len(drift) and drift[-1] > ceiling else {}
-    if not far:
+        # Numbers alone do not say that there was nothing to forget; the first losses do.
+        random = case.loss.value[: limits.climb_first].min(initial=np.inf) > limits.random_loss
+        known = len(drift) and not (case.loss and random)
+        far = {f"{_DRIFT}_max": float(drift[-1])} if known and drift[-1] > ceiling else {}
+    rises, still = sources_apart(case)
+    worse = {name: rise for name, rise in rises.items() if still and only_worse(rise, case)}
+    if not far and not worse:
         return None
-    worst = max(far, key=lambda name: far[name])
+    told, since = [], []
+    if far:
+        worst = max(far, key=lambda name: far[name])
+        told.append(
+            f"{worst} has drifted by {far[worst]:.2g} of its norm before training (ceiling {ceiling:g})"
+            f"{_and_others(len(far))}"
+        )
+        since.append(_crossed_at(case, "weight_drift", f"{_DRIFT}_max", lambda one: one.value > ceiling))
+    if worse:
+        name = max(worse, key=lambda name: worse[name].share)
+        told.append(
+            f"the evaluation loss of {name} went up from {worse[name].first:.4g} to {worse[name].last:.4g} "
+            "and never down"
+        )
+        since.append(min(rise.best_step for rise in worse.values()))
     return Finding(
         "run.forgetting",
         "warning",
-        f"{worst} has drifted by {far[worst]:.2g} of its norm before training (ceiling {ceiling:g}): what "
-        f"the model knew may be lost{_and_others(len(far))}",
-        {"drift": far, "ceiling": ceiling},
+        f"{' and '.join(told)}: what the model knew may be lost",
+        {"drift": far, "ceiling": ceiling, "sources": {name: rise.share for name, rise in worse.items()}},
         f"train.learning_rate: {case.rate(1 / 2, 'half')}, fewer "
         "train.epochs, or model.lora: {rank: 16}; data.sources: add one of general text with mode pretrain",
+        since=min((step for step in since if step is not None), default=None),
+        confidence=limits.agreeing if far and worse else limits.shared,
     )
+
+
+def _crossed_at(
+    case: Case, diagnosis: str, metric: str, beyond: Callable[[Series], np.ndarray[Any, Any]]
+) -> int | None:
+    """The step at which a number crossed its bound: by the first event, or else by the numbers."""
+    told = [event.step for event in case.events("bound_crossed") if event.diagnosis == diagnosis]
+    return min(told) if told else case.first_beyond(case.series(metric), beyond)
 
 
 def _and_others(count: int) -> str:
@@ -110,10 +146,10 @@ def _and_others(count: int) -> str:
 def _beyond(case: Case, diagnosis: str, prefix: str) -> dict[str, float] | None:
     """Layers beyond a bound when the record ends; ``None`` where no such bound was watched."""
     watched = [
-        event for event in case.run.events if event.event.startswith("bound_") and not event.superseded
+        event for event in case.source.events if event.event.startswith("bound_") and not event.superseded
     ]
     watched = [event for event in watched if event.diagnosis == diagnosis]
-    if not watched and not any(name.startswith(prefix) for name in list(case.run.metrics)):
+    if not watched and not any(name.startswith(prefix) for name in list(case.source.names)):
         return None
     beyond: dict[str, float] = {}
     for event in watched:
@@ -161,4 +197,5 @@ def entropy_collapse(case: Case) -> Finding | None:
             "below_since": int(below[0]),
         },
         f"train.max_steps: {int(below[0])}, before it got so low, or fewer train.epochs",
+        since=int(below[0]),
     )

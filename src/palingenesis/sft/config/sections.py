@@ -227,6 +227,9 @@ class LoggingOptions(Options):
         1.0, ge=0, description="Output entropy, in nats, below which a warning is raised."
     )
     check_every: int = Field(50, ge=1, description="Steps between two checks of every layer for alarms.")
+    spike_files: int = Field(
+        50, ge=0, description="Most loss spikes whose samples are kept, with text, in `spikes/`; 0: none."
+    )
     stop_on: Literal["warning", "critical"] | None = Field(
         None, description="End the run at an event of this severity, or a worse one."
     )
