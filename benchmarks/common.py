@@ -74,14 +74,18 @@ class Text:
 
 
 def seconds(call: Callable[[], object], device: torch.device | None = None) -> float:
-    """How long a call takes, with what it leaves to do on an accelerator."""
-    on_cuda = device is not None and device.type == "cuda"
-    if on_cuda:
-        torch.cuda.synchronize(device)
+    """How long a call takes: on an accelerator with what it leaves to do there, else in CPU time.
+
+    CPU time of the process does not count what others do on the same cores.
+    """
+    if device is None or device.type != "cuda":
+        begin = time.process_time()
+        call()
+        return time.process_time() - begin
+    torch.cuda.synchronize(device)
     begin = time.perf_counter()
     call()
-    if on_cuda:
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter() - begin
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.cases.build import rows, write_rows
+from tests.findings.test_render import problems
 
 from palingenesis.cli import main
+from palingenesis.findings.schema import json_schema
 
 MODEL = ["--model", "demo:tiny-chat"]
 
@@ -30,7 +32,8 @@ def test_json_is_one_document(data: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["inspect", *MODEL, "--data", str(data), "--index", "3", "--index", "5", "--json"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
-    assert [sample["places"][0].split()[-1] for sample in document["samples"]] == ["3", "5"]
+    assert (document["command"], document["exit_code"], document["findings"]) == ("inspect", 0, [])
+    assert [sample["places"][0].split()[-1] for sample in document["facts"]["samples"]] == ["3", "5"]
 
 
 def test_a_page(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +64,16 @@ def test_a_row_that_is_left_out_is_a_finding(tmp_path: Path, capsys: pytest.Capt
     path = write_rows(tmp_path / "rows.jsonl", made)
     assert main(["inspect", *MODEL, "--data", str(path)]) == 1
     assert "line 2 is not trained on" in capsys.readouterr().out
+    assert main(["inspect", *MODEL, "--data", str(path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [finding["check"] for finding in document["findings"]] == ["data.role_order"]
+    assert problems(document, json_schema()) == []
+
+
+def test_one_sample_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", rows(1))
+    assert main(["inspect", *MODEL, "--data", str(path), "--html", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.startswith("1 sample, 0 rows left out")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tests.distributed import (
     apart_cases,
     gate_cases,
+    memory_cases,
     patience_cases,
     rank_cases,
     reading_cases,
@@ -27,6 +28,7 @@ GROUPS = {
     "spectrum": (patience_cases.SPECTRUM_CASES,),
     "apart": (apart_cases.CASES,),
     "gates": (gate_cases.CASES,),
+    "memory": (memory_cases.CASES,),
 }
 
 

@@ -14,9 +14,10 @@ from tests.cases.build import rows
 from tests.preflight.conftest import MODEL, conversation
 
 from palingenesis.errors import ConfigError
-from palingenesis.preflight.inspect import as_document, inspect
+from palingenesis.preflight.inspect import as_report, inspect
 from palingenesis.preflight.inspect_text import ASCII, UNICODE, print_inspection, visible
 from palingenesis.preflight.target import target_of
+from palingenesis.preflight.validate import validate
 
 ODD = conversation("Hi  ", "Paris:\t東京 🙂!\n\nBye\u200b", "And\x1b[31m?", "x")
 
@@ -102,12 +103,35 @@ def test_a_row_that_is_left_out_says_why(write: Callable[..., Path]) -> None:
     found = looked_at(write(conversation("Hi", "Hello."), conversation("Hi")))
     assert len(found.shown) == 1
     assert "line 2 is not trained on: the conversation ends with user" in printed(found)
-    assert as_document(found)["refused"][0]["kind"] == "role_order"
+    report = as_report(found)
+    assert report.facts["refused"][0]["kind"] == "role_order"
+    (finding,) = report.findings
+    assert finding.check == "data.role_order" and finding.evidence["lines"] == [2]
+    assert finding.message.startswith("1 of 2 samples") and report.code == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "check"),
+    [
+        ("{", "data.broken_json"),
+        ({"text": 3}, "data.missing_field"),
+        (conversation("Hi", " "), "data.empty_answer"),
+        (
+            {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": 3}]},
+            "data.bad_value",
+        ),
+    ],
+)
+def test_what_is_found_is_what_validate_finds(row: Any, check: str, write: Callable[..., Path]) -> None:
+    config = target_of(None, (), MODEL, str(write(*rows(4), row)))
+    looked = as_report(inspect(config)).findings
+    assert [finding.check for finding in looked] == [check]
+    assert looked == validate(config).findings
 
 
 def test_json_holds_what_the_text_shows(write: Callable[..., Path]) -> None:
     found = looked_at(write(conversation("Hi", "Hello there.")))
-    document = as_document(found)
+    document = as_report(found).facts
     (sample,) = document["samples"]
     assert sample["tokens"] == len(sample["table"]) and sample["loss_tokens"] < sample["tokens"]
     trained = "".join(token["text"] for token in sample["table"] if token["loss"])

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.build import rows, sentence, write_rows
+from rich.console import Console
+from tests.cases.build import rows, save_model, sentence, write_rows
 from tests.preflight.conftest import MODEL, conversation
 
 from palingenesis.errors import ConfigError
 from palingenesis.findings.render import to_json
+from palingenesis.preflight.checks.setup import ModelFacts
 from palingenesis.preflight.samples import Reader, batches, rows_of, sources_of
 from palingenesis.preflight.tally import NAMED, Tally
 from palingenesis.preflight.target import target_of, tokenizer_of
 from palingenesis.preflight.validate import validate
-from palingenesis.preflight.validate_findings import copies
+from palingenesis.preflight.validate_facts import print_facts
+from palingenesis.preflight.validate_findings import Judge, copies
+from palingenesis.preflight.validate_rules import ODD
 from palingenesis.sft.config.load import option_names
 from palingenesis.sft.config.whole import TrainConfig
 from palingenesis.sft.stream import mask_options
@@ -181,6 +188,59 @@ def test_every_rule_names_an_option_that_exists() -> None:
         assert rule.fix == COLLATOR or any(option in rule.fix for option in names), rule
 
 
+@pytest.mark.parametrize("count", [10, 200, 300, 10_000])
+@pytest.mark.parametrize(("odd", "share"), [(ODD.text, 0.005), (ODD.cut, 0.01), (ODD.copies, 0.02)])
+def test_one_odd_row_is_told_and_several_are_a_warning(count: int, odd: float, share: float) -> None:
+    """The rule by its numbers: one row never, two or more from a share on."""
+    enough = max(2, math.ceil(Fraction(str(share)) * count))
+    assert ODD.severity(1, count, odd) == "info"
+    assert ODD.severity(enough, count, odd) == "warning"
+    assert ODD.severity(enough - 1, count, odd) == "info"
+
+
+@pytest.mark.parametrize("count", [10, 200, 300, 10_000])
+def test_one_odd_row_whatever_the_number_of_rows(count: int) -> None:
+    config = target_of(None, (), MODEL, "unused")
+    tally = Tally()
+    tally.rows["rows"] = count
+    for check in ("data.mojibake", "data.control_characters", "data.broken_json", "masking.header_trained"):
+        tally.note(check, "rows", 3)
+    tally.note_cut("rows", 3, 100)
+    tally.source.extend([tally.index_of("rows")] * count)
+    for name, values in (("line", range(count)), ("content", [0, *range(count - 1)])):
+        getattr(tally, name).extend(values)
+    for name in ("length", "whole", "loss"):
+        getattr(tally, name).extend([50] * count)
+    found = {f.check: f.severity for f in Judge(config, tally, "train", ModelFacts()).findings()}
+    assert found == {
+        "data.mojibake": "info",
+        "data.control_characters": "info",
+        "data.answers_cut": "info",
+        "data.duplicates": "info",
+        "data.broken_json": "warning",
+        "masking.header_trained": "critical",
+    }
+
+
+def test_one_odd_row_of_ten_and_of_three_hundred(write: Callable[..., Path]) -> None:
+    for count in (10, 300):
+        made = rows(count)
+        made[4]["messages"][0]["content"] += "Voilà l’été".encode().decode("cp1252")
+        report = checked(write(*made, name=f"{count}.jsonl"), num_samples=None)
+        (finding,) = report.findings
+        assert (finding.check, finding.severity, report.code) == ("data.mojibake", "info", 0)
+    for at in (7, 9):
+        made[at]["messages"][0]["content"] += "Voilà l’été".encode().decode("cp1252")
+    report = checked(write(*made, name="three.jsonl"), num_samples=None)
+    assert [(f.check, f.severity) for f in report.findings] == [("data.mojibake", "warning")]
+
+
+def test_one_row_is_one(write: Callable[..., Path]) -> None:
+    out = io.StringIO()
+    print_facts(checked(write(OK)), Console(file=out, width=200))
+    assert "training: 1 of 1 row used, 1 sample, " in out.getvalue()
+
+
 # -- what cannot be checked --------------------------------------------------------------------------------
 
 _LINE = json.dumps(OK) + "\n"
@@ -196,6 +256,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     ),
     "utf-16": ("rows.jsonl", _LINE.encode("utf-16"), "is UTF-16 text: save it as UTF-8"),
     "utf-16 without a mark": ("rows.jsonl", _LINE.encode("utf-16-le"), "is UTF-16 text: save it as UTF-8"),
+    "utf-32": ("rows.jsonl", _LINE.encode("utf-32"), "is UTF-32 text: save it as UTF-8"),
     "gzip": ("rows.jsonl.gz", gzip.compress(_LINE.encode()), "is compressed with gzip: unpack it"),
     "gzip by another name": ("rows.jsonl", gzip.compress(_LINE.encode()), "is compressed with gzip"),
     "csv": ("rows.csv", b"a,b\n", "does not end in .jsonl"),
@@ -318,5 +379,39 @@ def test_what_a_collator_of_ones_own_does_is_mended_there(write: Callable[..., P
         return {"input_ids": padded, "attention_mask": real, "labels": padded.masked_fill(real == 0, -100)}
 
     report = checked(write(*rows(20)), collate=all_of_it)
+    assert "masking.all_loss" in [finding.check for finding in report.findings]
     masking = [finding for finding in report.findings if finding.check.startswith("masking.")]
     assert masking and all("mend the collator" in finding.fix for finding in masking)
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_everything_trained_but_what_pads_is_named_by_both_faults(pads: bool, tmp_path: Path) -> None:
+    """What the collator of transformers for plain text makes of conversations."""
+    from transformers import DataCollatorForLanguageModeling
+
+    tokenizer = save_model(tmp_path / "model", pad="<|im_end|>" if pads else "<|pad|>")
+    plain = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+    def collate(batch: Any) -> Any:
+        return plain([{"input_ids": [int(token) for token in row["input_ids"]]} for row in batch])
+
+    path = write_rows(tmp_path / "rows.jsonl", rows(6))
+    config = target_of(None, [("train.per_device_batch_size", "2")], str(tmp_path / "model"), str(path))
+    found = {f.check: f for f in validate(config, collate=collate).findings}
+    assert found["masking.all_loss"].evidence["count"] == 6
+    if not pads:
+        assert set(found) == {"masking.all_loss"}
+        return
+    assert set(found) == {"masking.all_loss", "masking.end_of_turn_untrained"}
+    untrained = found["masking.end_of_turn_untrained"]
+    assert untrained.evidence["pad_is_end_of_turn"] is True
+    assert "every '<|im_end|>' is masked" in untrained.message and "also pads" in untrained.fix
+
+
+def test_evaluation_data_that_cannot_be_read_is_named_by_its_option(write: Callable[..., Path]) -> None:
+    for given, told in (
+        ("missing.jsonl", "there is no file"),
+        (str(write(name="none.jsonl")), "holds no row"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^data\.eval_dataset: .*{told}"):
+            checked(write(*rows(4)), ("data.eval_dataset", given))

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.sft.data.chats import CHATML, FAMILIES, make_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from palingenesis.errors import ConfigError
+from palingenesis.sft import hub
 from palingenesis.sft.config import TrainConfig
 from palingenesis.sft.data import Masker
 from palingenesis.sft.data.packing import Isolation
@@ -135,12 +137,19 @@ def test_a_token_for_padding_is_chosen_and_told(
     ]
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: load_tokenizer(configured(tmp_path / "none")), "there is no folder '.*none'$")
     refused(lambda: load_tokenizer(configured("./none")), "there is no folder './none'$")
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     refused(lambda: load_tokenizer(configured(file)), "is a file; the folder that holds the model is needed")
+    monkeypatch.setattr(hub, "_known", (time.monotonic(), False))
+    refused(
+        lambda: load_tokenizer(configured("someone/nothing")),
+        r"the tokenizer of 'someone/nothing' could not be had: .* does not answer and left nothing of it in",
+    )
+    # Of one that answers, its client tells what is wrong.
+    monkeypatch.setattr("palingenesis.sft.model.hub_answers", lambda: True)
     refused(
         lambda: load_tokenizer(configured("someone/nothing")),
         r"the tokenizer of 'someone/nothing' \(no local folder, so a hub name\) could not be loaded: \w+",

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from palingenesis.layers import find_layers
-from palingenesis.signals import spectrum, vectors
+from palingenesis.signals import krylov, spectrum, vectors
+from palingenesis.signals.krylov import leading
 from palingenesis.signals.packet import Packet
-from palingenesis.signals.spectrum import Spectrum, leading
+from palingenesis.signals.spectrum import Spectrum
 from palingenesis.signals.values import Values
 from palingenesis.signals.weights import WeightNorms
 
@@ -109,7 +110,7 @@ def test_cold_against_svd(name: str) -> None:
 @pytest.mark.parametrize("name", MATRICES)
 def test_cold_without_reading_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: a fixed number of steps, eigenvectors by squaring; what is not settled is withheld."""
-    monkeypatch.setattr(spectrum, "leading", spectrum._by_squaring)
+    monkeypatch.setattr(krylov, "leading", krylov._by_squaring)
     monkeypatch.setattr(spectrum, "WARM", spectrum.COLD)
     monkeypatch.setattr(spectrum, "MOST", spectrum.COLD)
     weight = MATRICES[name]()
@@ -121,7 +122,7 @@ def test_cold_without_reading_the_device(name: str, monkeypatch: pytest.MonkeyPa
 def test_eigenvectors_by_squaring_agree_with_eigh(size: int) -> None:
     root = gaussian(size, size).double()
     matrix = torch.stack([root @ root.T, torch.zeros(size, size), 1e-100 * root @ root.T])
-    value, vector = spectrum._by_squaring(matrix)
+    value, vector = krylov._by_squaring(matrix)
     expected, _ = leading(matrix)
     torch.testing.assert_close(value, expected, rtol=1e-4, atol=0)
     for i in (0, 2):
@@ -254,6 +255,26 @@ def test_a_direction_that_grows_slowly_into_the_lead() -> None:
         errors.append(read(found).layers[NAME]["fc0"] / exact(model.fc0.weight) - 1)
     assert max(errors) < 0.2 and errors[-1] < TOLERANCE
     assert sum(abs(error) > TOLERANCE for error in errors) <= spectrum.SEARCH_EVERY
+
+
+def test_matrices_that_are_settled_do_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices with equally many columns begin together; each takes as many products as it needs itself."""
+    easy, hard = MATRICES["spiked"](), MATRICES["gaussian, square"]()
+    size = min(easy.shape[1], hard.shape[1])
+    model = model_of(easy[:, :size].contiguous(), hard[:, :size].contiguous())
+    products = {model.fc0.weight.data_ptr(): 0, model.fc1.weight.data_ptr(): 0}
+    gram = spectrum.gram
+
+    def counted(matrix: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        products[matrix.data_ptr()] += 1
+        return gram(matrix, *others)
+
+    monkeypatch.setattr(spectrum, "gram", counted)
+    ranks = of(model).layers[NAME]
+    for layer, weight in (("fc0", model.fc0.weight), ("fc1", model.fc1.weight)):
+        assert ranks[layer] == pytest.approx(exact(weight), rel=TOLERANCE)
+    few, many = products.values()
+    assert few < many / 2
 
 
 def test_norms_that_are_known_already_are_used() -> None:

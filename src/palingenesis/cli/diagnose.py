@@ -120,8 +120,10 @@ def _lines(report: Report) -> list[str]:
         if model["trained"] == model["parameters"]:
             lines[-1] = f"model: {model['class']}, {model['parameters']} parameters, all of them trained"
     if facts["steps"] is not None:
-        rows = "" if facts["rows"] is None else f" over about {facts['rows']} rows an epoch"
-        lines.append(f"run: {facts['steps']} optimizer steps{rows}")
+        from palingenesis.preflight.words import counted
+
+        rows = "" if facts["rows"] is None else f" over about {counted(facts['rows'], 'row')} an epoch"
+        lines.append(f"run: {counted(facts['steps'], 'optimizer step')}{rows}")
     if "memory" in facts:
         memory = facts["memory"]
         lines.append(

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from palingenesis.cli.codes import FOUND, OK
 from palingenesis.cli.options import ConfigFile, DataFile, Json, ModelFolder
 from palingenesis.cli.output import print_json, say
 from palingenesis.cli.overrides import overrides
@@ -40,22 +39,29 @@ def inspect(
     from palingenesis.preflight.target import target_of
 
     settings = target_of(config, overrides(context), model, data)
-    from palingenesis.preflight.inspect import as_document
+    from palingenesis.preflight.inspect import as_report
     from palingenesis.preflight.inspect import inspect as look
+    from palingenesis.sft.quiet import quiet_libraries
 
-    found = look(settings, num_samples=num_samples, indices=index or (), split=split)
+    with quiet_libraries():
+        found = look(settings, num_samples=num_samples, indices=index or (), split=split)
+    report = as_report(found)
     if html is not None:
         from palingenesis.preflight.inspect_page import write_page
 
         write_page(found, html)
     if json:
-        print_json(as_document(found))
+        from palingenesis.findings.render import to_json
+
+        print_json(to_json(report))
     elif html is not None:
-        say(f"{len(found.shown)} samples, {len(found.refused)} rows left out: {html}")
+        from palingenesis.preflight.words import counted
+
+        say(f"{counted(len(found.shown), 'sample')}, {counted(len(found.refused), 'row')} left out: {html}")
     else:
         from rich.console import Console
 
         from palingenesis.preflight.inspect_text import print_inspection
 
         print_inspection(found, Console(), ascii=ascii, table=table)
-    return FOUND if found.refused else OK
+    return report.code

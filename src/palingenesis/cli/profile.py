@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,7 @@ def profile(
         typer.Option(
             metavar="S", help="Time for what would make it fit and for the largest that fits; 0: none.", min=0
         ),
-    ] = 90,
+    ] = 40,
     json: Json = False,
 ) -> int:
     """Estimate the memory of one optimizer step, without weights and without a GPU.
@@ -73,8 +74,10 @@ def profile(
     with _quiet():
         estimate = estimate_memory(settings, world_size=world_size)
         fit = estimate.on(card)
-        tried, limits = ([], []) if card is None else _search(fit, search_seconds)
-    report = Report("profile", findings_of(fit, tried, limits), facts_of(fit, tried, limits))
+        found = _Found() if card is None else _search(fit, search_seconds)
+    tried, limits = found.tried, found.limits
+    facts = facts_of(fit, tried, limits, found.without)
+    report = Report("profile", findings_of(fit, tried, limits, found.without), facts)
     if json:
         print_json(to_json(report))
         return report.code
@@ -84,16 +87,27 @@ def profile(
     return report.code
 
 
-def _search(fit: Fit, seconds: float) -> tuple[list[Tried], list[Limit]]:
+@dataclass
+class _Found:
+    """What was looked for beside the step itself."""
+
+    tried: list[Tried] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    without: Fit | None = None
+
+
+def _search(fit: Fit, seconds: float) -> _Found:
     """What would make it fit, where it does not; how far batch and rows can go, in the time that is left."""
-    from palingenesis.preflight.memory.changes import Budget, what_would_fit
+    from palingenesis.preflight.memory.changes import Budget, what_would_fit, without_kernels
     from palingenesis.preflight.memory.limits import largest_batch, longest_rows
 
     budget = Budget(seconds)
     budget.took(fit.estimate.seconds / 2)  # the first was traced from its beginning
-    tried = [] if fit.fits else what_would_fit(fit, budget)
-    limits = [find(fit, budget) for find in (largest_batch, longest_rows) if not budget.spent]
-    return tried, limits
+    found = _Found()
+    found.tried = [] if fit.fits else what_would_fit(fit, budget)
+    found.without = without_kernels(fit, budget)
+    found.limits = [find(fit, budget) for find in (largest_batch, longest_rows) if not budget.spent]
+    return found
 
 
 def _console() -> Console:

@@ -39,11 +39,12 @@ def validate(
     settings = target_of(config, overrides(context), model, data)
     from palingenesis.findings.render import print_findings, to_json
     from palingenesis.preflight.validate import validate as check
+    from palingenesis.sft.quiet import quiet_libraries
     from palingenesis.sft.stream import evaluation_sources
 
     wanted = None if all else num_samples
     rows = None if wanted is None else wanted * (2 if evaluation_sources(settings) else 1)
-    with _progress(rows, shown=not json) as progress:
+    with quiet_libraries(), _progress(rows, shown=not json) as progress:
         report = check(settings, num_samples=wanted, processes=processes, progress=progress)
     if json:
         print_json(to_json(report))

@@ -22,8 +22,11 @@ from palingenesis.errors import ConfigError, PalingenesisError
 from palingenesis.findings import Finding, Report
 from palingenesis.preflight.sanity import check_config, planned_steps
 from palingenesis.preflight.sanity_known import Known
+from palingenesis.preflight.target import tokenizer_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from palingenesis.preflight.samples import Split
     from palingenesis.preflight.sanity_model import Made
     from palingenesis.sft.config import TrainConfig
@@ -79,21 +82,20 @@ def diagnose(
         num_samples: rows whose masks are checked.
 
     Raises:
-        ConfigError: neither model nor data can be had, so there is nothing to check but numbers.
+        ConfigError: there is no tokenizer, or none with a chat template, or a file that was named cannot be
+            used.
     """
     gathered = _Gathered()
     with _quiet():
+        tokenizer = tokenizer_of(config)  # without it neither masks nor data can be looked at
         made = gathered.part("model", lambda: _made(config))
-        if made is None and not _is_path(config.model.name_or_path):
-            # Its tokenizer is in the same place, and waiting for that again would tell nothing new.
-            raise ConfigError(gathered.failed["model"])
         masks = gathered.part("masks and data", lambda: _validate(config, num_samples))
         _require_something(config, gathered, checked=made is not None or masks is not None)
         if masks is not None:
             gathered.findings += masks.findings
             gathered.facts["validate"] = masks.facts
         if made is not None:
-            _look_at_model(config, made, gathered, gpu_bytes, world_size)
+            _look_at_model(config, made, tokenizer, gathered, gpu_bytes, world_size)
         known = _known(config, made, masks, world_size)
         gathered.findings += check_config(config, known)
         gathered.checked.append("configuration")
@@ -175,7 +177,12 @@ def _validate(config: TrainConfig, num_samples: int) -> Report:
 
 
 def _look_at_model(
-    config: TrainConfig, made: Made, gathered: _Gathered, gpu_bytes: int | None, world_size: int
+    config: TrainConfig,
+    made: Made,
+    tokenizer: PreTrainedTokenizerBase,
+    gathered: _Gathered,
+    gpu_bytes: int | None,
+    world_size: int,
 ) -> None:
     """Memory, what is trained, tokenizer, disk."""
     from palingenesis.preflight.sanity_model import check_disk, check_rounding
@@ -191,7 +198,7 @@ def _look_at_model(
         *check_rounding(config),
         *check_disk(config, made, here=_card() is not None),
     ]
-    gathered.findings += gathered.part("tokenizer", lambda: _tokenizer(config)) or []
+    gathered.findings += gathered.part("tokenizer", lambda: _tokenizer(config, tokenizer)) or []
     if config.data.packing and "masks and data" in gathered.failed:
         from palingenesis.preflight.checks.packing import check_isolation
 
@@ -206,12 +213,11 @@ def _look_at_model(
             )
 
 
-def _tokenizer(config: TrainConfig) -> list[Finding]:
+def _tokenizer(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
     from palingenesis.preflight.memory.model import describe_model
-    from palingenesis.preflight.target import tokenizer_of
     from palingenesis.preflight.tokenizer_checks import check_tokenizer
 
-    return check_tokenizer(config, tokenizer_of(config), describe_model(config))
+    return check_tokenizer(config, tokenizer, describe_model(config))
 
 
 def _memory(config: TrainConfig, gpu_bytes: int | None, world_size: int) -> Report:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from palingenesis.errors import ConfigError
+from palingenesis.findings import Finding, Report
+from palingenesis.preflight.checks.setup import read_model_facts
 from palingenesis.preflight.samples import (
     UNREADABLE,
     Reader,
@@ -18,10 +21,13 @@ from palingenesis.preflight.samples import (
     rows_of,
     sources_of,
 )
+from palingenesis.preflight.tally import Tally
 from palingenesis.preflight.target import tokenizer_of
 from palingenesis.preflight.tokens import Token, tokens_of
+from palingenesis.preflight.validate_findings import Judge
+from palingenesis.preflight.validate_work import count_refused
 from palingenesis.sft.config import TrainConfig
-from palingenesis.sft.stream import mask_options
+from palingenesis.sft.stream import mask_options, read_for_evaluation
 
 #: How many samples are read for each packed row that is shown, so that rows are as full as in training.
 _SAMPLES_A_ROW = 32
@@ -47,13 +53,17 @@ class Shown:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was looked at. ``method``: how answers are found, or that all of a plain text is trained."""
+    """What was looked at. ``method``: how answers are found, or that all of a plain text is trained.
+
+    ``findings`` are made of the rows that training leaves out, as ``pgs validate`` makes them.
+    """
 
     model: str
     method: str
     packed: bool
     shown: tuple[Shown, ...]
     refused: tuple[Refused, ...]
+    findings: tuple[Finding, ...] = ()
 
 
 def inspect(
@@ -70,7 +80,8 @@ def inspect(
     reader = Reader(tokenizer, mask_options(config))
     packed = config.data.packing and not indices and split == "train"
     wanted = num_samples * (_SAMPLES_A_ROW if packed else 1)
-    samples, refused = _chosen(config, reader, wanted, indices, split)
+    with read_for_evaluation(config) if split == "eval" else nullcontext():
+        samples, refused, tally = _chosen(config, reader, wanted, indices, split)
     shown = []
     for batch in batches(samples, config, tokenizer, size=1, packed=packed):
         tokens: list[Token] = []
@@ -87,17 +98,19 @@ def inspect(
         packed=packed,
         shown=tuple(shown),
         refused=tuple(refused),
+        findings=tuple(Judge(config, tally, split, read_model_facts(config)).seen()) if refused else (),
     )
 
 
 def _chosen(
     config: TrainConfig, reader: Reader, most: int, indices: Sequence[int], split: Split
-) -> tuple[list[Sample], list[Refused]]:
+) -> tuple[list[Sample], list[Refused], Tally]:
     sources = sources_of(config, split)
     if not sources:
         raise ConfigError("there is no evaluation data: set data.eval_dataset")
     samples: list[Sample] = []
     refused: list[Refused] = []
+    tally = Tally()
     missing = set(indices)
     for source, row in rows_of(sources, None if indices else most):
         if indices and row.number not in indices:
@@ -105,9 +118,11 @@ def _chosen(
                 break
             continue
         missing.discard(row.number)
+        tally.rows[row.source] += 1
         found = reader.read(source, row)
         if isinstance(found, Refused):
             refused.append(found)
+            count_refused(found, tally)
         else:
             samples += found
     if refused and not samples and not indices and all(r.problem.kind in UNREADABLE for r in refused):
@@ -116,7 +131,7 @@ def _chosen(
     if missing:
         told = ", ".join(map(str, sorted(missing)))
         raise ConfigError(f"there is no row {told} in {' or '.join(repr(each.dataset) for each in sources)}")
-    return samples, refused
+    return samples, refused, tally
 
 
 def _shown(held: Sequence[Sample], tokens: Sequence[Token]) -> Shown:
@@ -125,11 +140,13 @@ def _shown(held: Sequence[Sample], tokens: Sequence[Token]) -> Shown:
     return Shown(title, places, tuple(tokens), any(sample.encoded.truncated for sample in held))
 
 
-def as_document(found: Inspection) -> dict[str, Any]:
-    """The inspection as JSON: every token by its fields."""
+def as_report(found: Inspection) -> Report:
+    """The inspection as every command's findings are told; the facts hold every token by its fields."""
+    return Report("inspect", found.findings, _facts(found))
+
+
+def _facts(found: Inspection) -> dict[str, Any]:
     return {
-        "version": 1,
-        "command": "inspect",
         "model": found.model,
         "method": found.method,
         "packed": found.packed,

@@ -17,6 +17,7 @@ from palingenesis.errors import ConfigError
 from palingenesis.preflight.inspect import Inspection, Shown
 from palingenesis.preflight.inspect_text import UNICODE, edges_of, visible
 from palingenesis.preflight.tokens import Token, runs_of
+from palingenesis.preflight.words import counted
 
 #: Tokens of a page that get a table; beyond it pages become too slow to open.
 _LARGEST_TABLE = 20_000
@@ -71,7 +72,7 @@ def _bars(shown: Shown) -> Iterator[dict[str, Any]]:
     start, document = 0, 1
     for run in runs_of(shown.tokens):
         kind = "loss" if run[0].loss else "masked"
-        title = f"{len(run)} tokens {'bear loss' if run[0].loss else 'are masked'}"
+        title = f"{counted(len(run), 'token')} with{'' if run[0].loss else 'out'} loss"
         yield {"kind": kind, "start": start, "width": len(run), "title": title}
         if run[0].document != document:
             document = run[0].document

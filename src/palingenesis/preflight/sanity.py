@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from palingenesis.findings import Finding
 from palingenesis.preflight.sanity_known import Known, SanityLimits
+from palingenesis.preflight.words import counted
 
 if TYPE_CHECKING:
     from palingenesis.sft.config import TrainConfig
@@ -185,7 +186,7 @@ def _few_steps(run: _Run) -> Iterator[Finding]:
     yield Finding(
         "config.few_steps",
         "info" if train.max_steps is not None else "warning",
-        f"the run has {steps} optimizer step{'s' if steps > 1 else ''} of {run.rows_per_step} rows, and a "
+        f"the run has {counted(steps, 'optimizer step')} of {counted(run.rows_per_step, 'row')}, and a "
         f"schedule needs at least {limits.least_steps}",
         {"steps": steps, "rows_per_step": run.rows_per_step, "rows": run.known.rows},
         fix,
@@ -238,8 +239,8 @@ def _evaluation(run: _Run) -> Iterator[Finding]:
         yield Finding(
             "config.eval_never",
             "warning",
-            f"data.eval_every is {data.eval_every} and the run has {steps} steps: the evaluation data is "
-            "never looked at",
+            f"data.eval_every is {data.eval_every} and the run has {counted(steps, 'step')}: the evaluation "
+            "data is never looked at",
             {"eval_every": data.eval_every, "steps": steps},
             f"set data.eval_every to {max(1, steps // 4)}",
         )
@@ -251,8 +252,8 @@ def _evaluation(run: _Run) -> Iterator[Finding]:
         yield Finding(
             "config.eval_costs",
             "warning",
-            f"every {data.eval_every} steps of {run.rows_per_step} rows, {rows} rows are evaluated, which "
-            f"takes about {share:.1f} times as long as training does in between",
+            f"every {counted(data.eval_every, 'step')} of {counted(run.rows_per_step, 'row')}, {rows} are "
+            f"evaluated, which takes about {share:.1f} times as long as training does in between",
             {"eval_rows": rows, "eval_every": data.eval_every, "times": share},
             f"set data.eval_samples to {max(1, rows // math.ceil(10 * share))}, or data.eval_every to "
             f"{data.eval_every * math.ceil(10 * share)}",
@@ -289,8 +290,8 @@ def _health(run: _Run) -> Iterator[Finding]:
         yield Finding(
             "config.health_never",
             "warning",
-            f"{told} {'is' if len(never) == 1 else 'are'} beyond the run's {steps} steps: what is measured "
-            "there is never measured",
+            f"{told} {'is' if len(never) == 1 else 'are'} beyond the run's {counted(steps, 'step')}: what "
+            "is measured there is never measured",
             {**never, "steps": steps},
             " and ".join(f"set logging.{name} to {wanted}" for name in never),
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palingenesis.errors import PalingenesisError
+from palingenesis.errors import ConfigError, PalingenesisError
 from palingenesis.findings import Finding
 
 if TYPE_CHECKING:
@@ -62,15 +62,21 @@ def make_without_weights(config: TrainConfig) -> Made:
     import torch
 
     from palingenesis.preflight.memory.model import describe_model
-    from palingenesis.sft.model import transformers_library
+    from palingenesis.sft.model import told, transformers_library
 
     described = describe_model(config)
     options: dict[str, Any] = {"trust_remote_code": config.model.trust_remote_code}
-    with torch.device("meta"):
-        model: Any = transformers_library().AutoModelForCausalLM.from_config(
-            copy.deepcopy(described), **options
-        )
-    model.tie_weights()
+    try:
+        with torch.device("meta"):
+            model: Any = transformers_library().AutoModelForCausalLM.from_config(
+                copy.deepcopy(described), **options
+            )
+        model.tie_weights()
+    except Exception as error:  # noqa: BLE001 - models refuse configurations in dozens of ways
+        raise ConfigError(
+            "model.name_or_path: no model can be made from the config.json of "
+            f"{config.model.name_or_path!r}: {told(error)}"
+        ) from None
     name = type(model).__name__
     parameters = sum(one.numel() for one in model.parameters())
     vocabulary = int(getattr(described.get_text_config(), "vocab_size", 0))

@@ -85,7 +85,8 @@ def tokenizer_of(config: TrainConfig) -> PreTrainedTokenizerBase:
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise ConfigError(
             f"the folder {name!r} holds no tokenizer (none of {', '.join(TOKENIZER_FILES[:4])}): save the "
-            "model's tokenizer there with tokenizer.save_pretrained, or give the model's own folder"
+            "model's tokenizer there with tokenizer.save_pretrained, or give the model's own folder "
+            "(pgs profile needs none)"
         )
     from palingenesis.sft.model import load_tokenizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from palingenesis.preflight.validate_work import (
 )
 from palingenesis.sft.config import TrainConfig
 from palingenesis.sft.data import RefusedTemplate, Source
+from palingenesis.sft.stream import read_for_evaluation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,15 +126,15 @@ def _tallies(
         most = num_samples
         if split == "eval" and config.data.eval_samples is not None:
             most = min(most or config.data.eval_samples, config.data.eval_samples)
-        tallies[split] = _tally(examiner, _parts(rows_of(sources, most)), most, processes, progress)
-        _require_something(tallies[split], sources)
+        with read_for_evaluation(config) if split == "eval" else nullcontext():
+            tallies[split] = _tally(examiner, _parts(rows_of(sources, most)), processes, progress)
+            _require_something(tallies[split], sources)
     return tallies, end_of_turn, method
 
 
 def _tally(
     examiner: Examiner,
     parts: Iterator[Rows],
-    most: int | None,
     processes: int | None,
     progress: Progress | None,
 ) -> Tally:

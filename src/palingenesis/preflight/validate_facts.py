@@ -14,6 +14,7 @@ from palingenesis.preflight.checks.text import SCRIPTS
 from palingenesis.preflight.samples import Split
 from palingenesis.preflight.tally import Tally
 from palingenesis.preflight.validate_findings import MOST_PADDING
+from palingenesis.preflight.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,8 +129,8 @@ def _lines(split: str, facts: Mapping[str, Any]) -> list[str]:
     name = "training" if split == "train" else "evaluation"
     share = facts["loss_tokens"] / facts["tokens"] if facts["tokens"] else 0.0
     lines = [
-        f"{name}: {facts['used']} of {facts['rows']} rows used, {facts['samples']} samples, "
-        f"{facts['tokens']} tokens, {share:.1%} bear loss"
+        f"{name}: {facts['used']} of {counted(facts['rows'], 'row')} used, "
+        f"{counted(facts['samples'], 'sample')}, {counted(facts['tokens'], 'token')}, {share:.1%} bear loss"
     ]
     if not facts["samples"]:
         return lines
@@ -146,9 +147,8 @@ def _lines(split: str, facts: Mapping[str, Any]) -> list[str]:
     if len(facts["by_source"]) > 1:
         for title, each in facts["by_source"].items():
             part = each["loss_tokens"] / each["tokens"] if each["tokens"] else 0.0
-            lines.append(
-                f"  {title}: {each['used']} of {each['rows']} rows, {part:.1%} of its tokens bear loss"
-            )
+            rows = counted(each["rows"], "row")
+            lines.append(f"  {title}: {each['used']} of {rows}, {part:.1%} of its tokens bear loss")
     if "batches" in facts:
         lines.append(_batches_in_words(facts["batches"]))
     return lines
@@ -157,7 +157,9 @@ def _lines(split: str, facts: Mapping[str, Any]) -> list[str]:
 def _batches_in_words(facts: Mapping[str, Any]) -> str:
     told = f"  batches of {facts['size']}: {facts['padding_share']:.0%} padding"
     if saved := facts.get("packing"):
-        told += f"; packing makes {saved['packed_rows']} rows of {saved['samples']} samples"
+        told += (
+            f"; packing makes {counted(saved['packed_rows'], 'row')} of {counted(saved['samples'], 'sample')}"
+        )
     return told
 
 

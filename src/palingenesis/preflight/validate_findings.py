@@ -16,13 +16,11 @@ from palingenesis.preflight.checks.setup import ENLARGE, ModelFacts
 from palingenesis.preflight.checks.text import SCRIPTS
 from palingenesis.preflight.samples import Split
 from palingenesis.preflight.tally import NAMED, Seen, Tally
-from palingenesis.preflight.validate_rules import COLLATOR, MEND, OWN_COLLATOR, RULES, Rule
+from palingenesis.preflight.validate_rules import COLLATOR, MEND, ODD, OWN_COLLATOR, RULES, Rule
 
 if TYPE_CHECKING:
     from palingenesis.sft.config import TrainConfig
 
-#: Shares of samples from which a fault that a data set can live with is a warning, and not just told.
-SHARE_CUT, SHARE_COPIES = 0.01, 0.02
 #: Share of loss-bearing tokens below which most of the computing goes into context.
 LEAST_LOSS = 0.02
 #: Share of padding from which packing is worth a thought.
@@ -49,12 +47,8 @@ class Judge:
 
     def findings(self) -> Iterator[Finding]:
         """All of them."""
-        for rule in RULES:
-            if seen := self.tally.seen.get(rule.check):
-                yield self._by_rule(seen, rule)
+        yield from self.seen()
         for judge in (
-            self._no_loss,
-            self._missing_field,
             self._too_many_bad,
             self._cut,
             self._little_loss,
@@ -65,6 +59,14 @@ class Judge:
             self._far_scripts,
         ):
             yield from judge()
+
+    def seen(self) -> Iterator[Finding]:
+        """Those that are made wherever something was seen, however few rows were looked at."""
+        for rule in RULES:
+            if seen := self.tally.seen.get(rule.check):
+                yield self._by_rule(seen, rule)
+        yield from self._no_loss()
+        yield from self._missing_field()
 
     # -- words -----------------------------------------------------------------------------------------------
 
@@ -79,7 +81,9 @@ class Judge:
 
     def _by_rule(self, seen: Seen, rule: Rule) -> Finding:
         share = seen.count / max(self._rows(), 1)
-        severity: Severity = rule.severity if share >= rule.share else "info"
+        severity = rule.severity
+        if rule.odd is not None:
+            severity = ODD.severity(seen.count, self._rows(), rule.odd)
         message = f"{seen.count} of {self._rows()} {self._samples()} {rule.told}"
         if seen.example:
             message += f"; line {seen.places[0][1]}: {seen.example}"
@@ -153,7 +157,7 @@ class Judge:
         share = count / self._rows()
         yield Finding(
             "data.answers_cut",
-            "warning" if share >= SHARE_CUT else "info",
+            ODD.severity(count, self._rows(), ODD.cut),
             f"{count} of {self._rows()} {self._samples()} ({share:.1%}) lose an answer, or the end of one, "
             f"to data.max_seq_length {self.config.data.max_seq_length}",
             self._evidence(
@@ -198,7 +202,7 @@ class Judge:
         count = len(self.tally.content)
         yield Finding(
             "data.duplicates",
-            "warning" if extra / count >= SHARE_COPIES else "info",
+            ODD.severity(extra, count, ODD.copies),
             f"{extra} of {count} {self._samples()} ({extra / count:.1%}) are copies of another one",
             self._evidence(
                 [self._place(index) for group in groups[:5] for index in group[:4]],

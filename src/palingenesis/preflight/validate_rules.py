@@ -6,8 +6,35 @@ from dataclasses import dataclass
 
 from palingenesis.events import Severity
 
-#: Share of samples from which odd text is a warning, and not just told.
-SHARE_ODD_TEXT = 0.005
+
+@dataclass(frozen=True)
+class OddRows:
+    """From where on rows that training takes, and that look wrong, are a warning and not just told.
+
+    One rule for all of them: they are a warning from ``fewest`` rows on that are also a share of what was
+    looked at. So one odd row is told, among ten rows as among ten thousand: it says nothing of the rest.
+    Rows that training leaves out are counted exactly, and masks that are wrong come from a template or a
+    collator, which does the same to the next row: for those one is enough. The numbers are conventions.
+    """
+
+    fewest: int = 2
+    """Rows that are a warning, if they are share enough."""
+
+    text: float = 0.005
+    """Share with text that was decoded wrongly, or with control characters."""
+
+    cut: float = 0.01
+    """Share that loses an answer, or the end of one, to the greatest length."""
+
+    copies: float = 0.02
+    """Share of samples that are copies of another one."""
+
+    def severity(self, count: int, of: int, share: float) -> Severity:
+        """How bad ``count`` odd rows of ``of`` are, if a share of ``share`` is a warning."""
+        return "warning" if count >= self.fewest and count >= share * of else "info"
+
+
+ODD = OddRows()
 
 
 @dataclass(frozen=True)
@@ -18,8 +45,8 @@ class Rule:
     severity: Severity
     told: str
     fix: str
-    #: Share of samples below which it is only told.
-    share: float
+    #: Of what training takes although it looks odd, the share from which it is a warning.
+    odd: float | None
 
     @property
     def by_template(self) -> bool:
@@ -27,9 +54,9 @@ class Rule:
         return self.fix.startswith("set model.chat_template")
 
 
-def finding(check: str, severity: Severity, told: str, fix: str, share: float = 0.0) -> Rule:
-    """A finding that is made whenever something was seen, ``info`` below a share of samples."""
-    return Rule(check, severity, told, fix, share)
+def finding(check: str, severity: Severity, told: str, fix: str, odd: float | None = None) -> Rule:
+    """A finding that is made whenever something was seen; ``odd`` makes it go by :class:`OddRows`."""
+    return Rule(check, severity, told, fix, odd)
 
 
 MEND = "mend or delete the rows (preprocess.max_bad_rows_pct: 0 makes training refuse them)"
@@ -60,7 +87,7 @@ RULES = (
     finding(
         "masking.all_loss",
         "critical",
-        "bear loss on every token, the user's included",
+        "bear loss on all of their text, the user's included",
         "set model.chat_template to a template with {% generation %} marks around answers",
     ),
     finding(
@@ -109,13 +136,13 @@ RULES = (
         "warning",
         "hold text that was decoded wrongly",
         "decode the rows anew (ftfy mends most), then set data.dataset to the mended file",
-        share=SHARE_ODD_TEXT,
+        odd=ODD.text,
     ),
     finding(
         "data.control_characters",
         "warning",
         "hold control characters",
         "remove them from the rows, then set data.dataset to the mended file",
-        share=SHARE_ODD_TEXT,
+        odd=ODD.text,
     ),
 )

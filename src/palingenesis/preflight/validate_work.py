@@ -78,7 +78,7 @@ class Examiner:
             tally.rows[row.source] += 1
             found = self.reader.read(source, row)
             if isinstance(found, Refused):
-                _count_refused(found, tally)
+                count_refused(found, tally)
                 continue
             tally.used[row.source] += 1
             for sample in found:
@@ -86,7 +86,8 @@ class Examiner:
                 yield sample
 
 
-def _count_refused(row: Refused, tally: Tally) -> None:
+def count_refused(row: Refused, tally: Tally) -> None:
+    """Count a row that training leaves out under the finding that it makes."""
     tally.note(FINDING_OF[row.problem.kind], row.source, row.line, row.problem.reason)
     if row.problem.kind == "missing_field":
         tally.fields.update(row.fields)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from palingenesis.errors import ConfigError, MissingExtraError
 from palingenesis.sft.builtin import build_model, build_tokenizer, is_builtin
 from palingenesis.sft.data import require_isolation
+from palingenesis.sft.hub import hub_answers, hub_name, hub_options
 from palingenesis.sft.stream import evaluation_sources, training_sources
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
         transformers = transformers_library()
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
-                where, trust_remote_code=config.model.trust_remote_code
+                where, trust_remote_code=config.model.trust_remote_code, **hub_options(where)
             )
         except Exception as error:  # noqa: BLE001 - files and the hub fail in dozens of ways, all told in one line
             raise ConfigError(_not_loaded("the tokenizer of", name, error)) from None
@@ -214,7 +215,7 @@ def _loaded(config: TrainConfig, tokenizer: Any, sharding: dict[str, Any]) -> An
     else:
         load, given = transformers_library().AutoModelForCausalLM.from_pretrained, {}
         where = located(name, "config.json")
-        given["trust_remote_code"] = options.trust_remote_code
+        given |= {"trust_remote_code": options.trust_remote_code, **hub_options(where)}
     try:
         if where is not None:
             require_causal(transformers_library().AutoConfig.from_pretrained(where, **given), name)
@@ -348,9 +349,14 @@ def _apply_liger(model: Any) -> None:
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> str:
-    where = (
-        "" if Path(name).expanduser().is_dir() or is_builtin(name) else " (no local folder, so a hub name)"
-    )
+    local = Path(name).expanduser().is_dir() or is_builtin(name)
+    if not local and not hub_answers():
+        return (
+            f"model.name_or_path: {what} {name!r} could not be had: there is no such folder, and the hub "
+            f"({hub_name()}) does not answer and left nothing of it in the local cache: give a folder with "
+            "--model.name_or_path DIR"
+        )
+    where = "" if local else " (no local folder, so a hub name)"
     # Families that cap attention scores have no fast kernel for it, and say so at length.
     attention = "; set model.attn_implementation to eager" if "attention" in str(error).lower() else ""
     return f"model.name_or_path: {what} {name!r}{where} could not be loaded: {told(error)}{attention}"

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -159,25 +160,26 @@ def evaluation_sets(
         ConfigError: a source cannot be used or has too many bad rows.
     """
     most = config.data.eval_samples
+    with read_for_evaluation(config):
+        return {
+            source.title: _prepare(config, source, tokenizer, quarantine, most).dataset.select_columns(
+                ["input_ids", "labels"]
+            )
+            for source in evaluation_sources(config)
+        }
+
+
+@contextmanager
+def read_for_evaluation(config: TrainConfig) -> Iterator[None]:
+    """The time in which sources are read for evaluation: what reads them names the options of training."""
     option = "data.eval_sources" if config.data.eval_sources else "data.eval_dataset"
     try:
-        return _evaluation_sets(config, tokenizer, quarantine, most)
+        yield
     except ConfigError as error:
-        # What reads a source does not know what it is read for.
-        raise ConfigError(
-            str(error).replace("data.dataset_split", "data.eval_split").replace("data.dataset", option)
-        ) from None
-
-
-def _evaluation_sets(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, quarantine: Quarantine, most: int | None
-) -> dict[str, Dataset]:
-    return {
-        source.title: _prepare(config, source, tokenizer, quarantine, most).dataset.select_columns(
-            ["input_ids", "labels"]
-        )
-        for source in evaluation_sources(config)
-    }
+        told = str(error).replace("data.dataset_split", "data.eval_split").replace("data.dataset", option)
+        if told == str(error):
+            raise
+        raise ConfigError(told) from None
 
 
 def fingerprinting(collate: Collate) -> Collate:

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from palingenesis.errors import LayerError
 from palingenesis.layers import Layers
 from palingenesis.signals.gate import Gate
+from palingenesis.signals.krylov import Krylov
 from palingenesis.signals.values import Values
 from palingenesis.signals.vectors import gram
 from palingenesis.signals.weights import (
@@ -47,98 +48,15 @@ NAME = "health/stable_rank"
 
 # Largest Ritz residual relative to the eigenvalue, twice the relative error of σ; and what is aimed at where
 # looking at it costs nothing: among eigenvalues closer than the residual, a larger one may be overlooked.
-TOLERANCE, AIM = 0.01, 0.007
-# Steps: of the last call's vector alone; with a random one, and between two looks at the residual; of a
-# search; of two random ones where the residual cannot be looked at; and at most.
-STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
+TOLERANCE, AIM = 0.01, 0.009
+# Steps: of the last call's vector alone; with a random one, and between two looks at the residual; the same
+# where the residual cannot be looked at; of a search; of two random ones without looking; and at most.
+STILL, WARM, BLIND, SEARCH, COLD, MOST = 1, 2, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
-# What projection leaves of a vector below which it is rounding, and the space is exhausted.
-EXHAUSTED = 4e-6
-SQUARINGS = 14  # of a small matrix, to find its leading eigenvector without a read
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
 
 _SEED = 0x5EED
-
-
-class Krylov:
-    """Block Lanczos on a positive semi-definite operator, leading dimensions batched.
-
-    Args:
-        block: ``[..., b, d]``, where to start; a zero row is allowed.
-        narrow: go on with the last row alone.
-    """
-
-    def __init__(self, block: torch.Tensor, *, narrow: bool = False) -> None:
-        self._basis = _orthonormal(block, block[..., :0, :])
-        self._products = block[..., :0, :]
-        self._rows, self._then = block.shape[-2], 1 if narrow else block.shape[-2]
-
-    def next(self) -> torch.Tensor:
-        """The rows ``[..., b, d]`` whose products with the operator are wanted."""
-        if self._products.shape[-2]:
-            self._rows = self._then
-            block = _orthonormal(self._products[..., -self._rows :, :], self._basis)
-            self._basis = torch.cat([self._basis, block], dim=-2)
-        return self._basis[..., -self._rows :, :]
-
-    def absorb(self, product: torch.Tensor) -> None:
-        """Take the operator's product with ``next()``."""
-        self._products = torch.cat([self._products, product], dim=-2)
-
-    def ritz(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Largest Ritz value and its residual norm, ``[...]``; the product with its vector, ``[..., d]``,
-        which is closer to the eigenvector than that is itself."""
-        small = (self._basis @ self._products.mT).double()
-        value, vector = leading((small + small.mT) / 2)
-        vector, value = vector.to(self._basis.dtype).unsqueeze(-2), value.to(self._basis.dtype)
-        product = (vector @ self._products).squeeze(-2)
-        errors = product - value.unsqueeze(-1) * (vector @ self._basis).squeeze(-2)
-        return value, torch.linalg.vector_norm(errors, dim=-1), product
-
-
-def _orthonormal(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-    """Rows of ``block`` made orthonormal, to each other and to the basis; 0 where nothing is left of one."""
-    rows = block[..., :0, :]
-    for row in block.split(1, dim=-2):
-        least = EXHAUSTED * torch.linalg.vector_norm(row, dim=-1, keepdim=True)
-        against = torch.cat([basis, rows], dim=-2)
-        row = row - (row @ against.mT) @ against
-        row = row - (row @ against.mT) @ against  # what cancels in the first leaves rounding behind
-        rows = torch.cat([rows, _unit(row, least)], dim=-2)
-    return rows
-
-
-def _unit(row: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """A row of length 1; 0 if it is no longer than ``least``; NaN if it holds one."""
-    length = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
-    return torch.where(length <= least, 0.0, row / length)
-
-
-def leading(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest eigenvalue, ``[...]``, and its eigenvector, ``[..., k]``, of symmetric ``[..., k, k]`` ≥ 0.
-
-    ``eigh`` asks CUDA whether it worked, which waits; there the matrix is raised to a high power instead
-    (relative error of the value below 1e-4: vectors of nearly equal values may be mixed, which is harmless).
-    """
-    if matrix.device.type == "cpu" and bool(torch.isfinite(matrix).all()):
-        values, vectors = torch.linalg.eigh(matrix)
-        return values[..., -1], vectors[..., -1]
-    return _by_squaring(matrix)
-
-
-def _by_squaring(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    tiny = torch.finfo(matrix.dtype).tiny
-    power = matrix
-    for _ in range(SQUARINGS):
-        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
-        power = power @ power
-    # Every column of the power is the eigenvector times its component: the largest has the least rounding.
-    column = torch.linalg.vector_norm(power, dim=-2).argmax(-1)
-    index = column[..., None, None].expand(*power.shape[:-1], 1)
-    vector = power.gather(-1, index).squeeze(-1)
-    vector = vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True).clamp_min(tiny)
-    return (vector.unsqueeze(-2) @ matrix @ vector.unsqueeze(-1))[..., 0, 0], vector
 
 
 class _Plan(NamedTuple):
@@ -174,7 +92,7 @@ class _Progress:
             return _Plan(known=True, fresh=1, steps=SEARCH, search=look)
         if look and self.settled and is_still(self.value, before, self.square):
             return _Plan(known=True, fresh=0, steps=STILL)
-        return _Plan(known=True, fresh=1, steps=WARM if look or self.settled else COLD)
+        return _Plan(known=True, fresh=1, steps=WARM if look else BLIND if self.settled else COLD)
 
     def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
         """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
@@ -227,9 +145,20 @@ class _Group:
         for one, kept, matrix in zip(self._members, each, self._tall, strict=True):
             one.vector = kept if max(matrix.shape[-2:]) >= KEPT_FROM else None
 
-    def settled(self) -> bool:
-        """Whether no residual is too large; reads the device. A NaN will not get better."""
-        return not bool((self._residual > AIM * self._value).any())
+    def unsettled(self) -> _Group | None:
+        """Those whose residual is too large, to go on with; reads the device. A NaN will not get better."""
+        worse = self._residual > AIM * self._value
+        if self._members[0].matrix.stacked or bool(worse.all()):
+            return self if bool(worse.any()) else None
+        chosen = worse.nonzero().flatten().tolist()
+        if not chosen:
+            return None
+        members, tall, norms = (
+            [every[i] for i in chosen] for every in (self._members, self._tall, self._norms)
+        )
+        rest = _Group(members, tall, norms)
+        rest._scale, rest.space = self._scale[chosen], self.space.of(chosen)
+        return rest
 
     def found(self) -> list[tuple[_Progress, Pair]]:
         """Value and residual of each member."""
@@ -338,7 +267,8 @@ class Spectrum:
             group.begin(plan, generator, self._calls)
         look = not shards.summed and generator.device.type == "cpu"
         steps, done = plan.steps, 0
-        while True:
+        found: dict[_Progress, Pair] = {}
+        while groups and done < MOST:
             for _ in range(steps):
                 products = shards.sum([group.products() for group in groups])
                 for group, product in zip(groups, products, strict=True):
@@ -346,14 +276,16 @@ class Spectrum:
             done += steps
             for group in groups:
                 group.end()
-            if not look or done >= MOST or all(group.settled() for group in groups):
+                found |= group.found()
+            if not look:
                 break
+            groups = [rest for group in groups if (rest := group.unsettled()) is not None]
             steps = STILL if done < WARM else WARM
             if plan.search:  # its chain goes on from the random vector only, not from the leading one
                 plan = plan._replace(search=False)
                 for group in groups:
                     group.begin(plan, generator, self._calls)
-        return {one: pair for group in groups for one, pair in group.found()}
+        return found
 
     def decode(self, arrays: Mapping[str, Floats]) -> Values:
         """The layers' stable ranks. Where a residual is too large, the next call makes more steps."""

@@ -48,5 +48,16 @@ def test_unused_segments_are_returned_before_the_limit_is_passed() -> None:
     assert reserved(trace(*moves), capacity=80 * MIB) == 60 * MIB
 
 
-def test_a_share_is_allocated_in_place_of_the_whole() -> None:
-    assert reserved(trace((1, 40 * MIB)), {Category.ACTIVATIONS: 0.5}) == 20 * MIB
+def test_memory_of_one_stream_is_not_used_on_another() -> None:
+    moves = [(1, 40 * MIB, Category.ACTIVATIONS), (1, -40 * MIB, Category.ACTIVATIONS)]
+    for storage, category in ((2, Category.GATHERED), (3, Category.GRADIENTS), (4, Category.BACKWARD)):
+        moves += [(storage, 40 * MIB, category), (storage, -40 * MIB, category)]
+    rows = [(*move, Phase.BACKWARD) for move in moves]
+    step = Trace(np.array(rows, dtype=np.int64))
+    assert reserved(step) == 40 * MIB
+    assert reserved(step, apart=True) == 3 * 40 * MIB
+    assert reserved(step, 80 * MIB, apart=True) == 80 * MIB  # what is unused is returned
+
+
+def test_what_is_resized_in_place_is_allocated_anew() -> None:
+    assert reserved(trace((1, 40 * MIB), (1, -40 * MIB), (1, 60 * MIB))) == 100 * MIB

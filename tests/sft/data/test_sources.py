@@ -39,11 +39,14 @@ def expected(name: str) -> list[tuple[str, int, Any]]:
 def test_every_kind_of_file(tmp_path: Path) -> None:
     array = tmp_path / "array.json"
     array.write_text("\ufeff" + json.dumps(ROWS, ensure_ascii=False), "utf-8")
+    array_by_another_name = tmp_path / "array.jsonl"
+    array_by_another_name.write_text(json.dumps(ROWS, indent=2))
     for path in (
         write_lines(tmp_path / "lines.jsonl"),
         write_lines(tmp_path / "bom.jsonl", prefix="\ufeff"),
         write_lines(tmp_path / "lines.json"),
         array,
+        array_by_another_name,
         write_parquet(tmp_path / "columns.parquet"),
     ):
         assert read(path) == expected(path.name)
@@ -102,6 +105,7 @@ def test_a_hub_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("palingenesis.sft.data.sources.hub_answers", lambda: True)
     assert [row for *_, row in read("someone/chats", split="train_sft")] == ROWS
     assert asked == [("someone/chats", "train_sft")]
 
@@ -113,6 +117,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.Monkey
         raise ConnectionError("no\nnetwork")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("palingenesis.sft.data.sources.hub_answers", lambda: True)
     with pytest.raises(
         ConfigError, match=r"'someone/chats' \(split 'train'\) is no local path .*: no network$"
     ):
@@ -127,7 +132,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_one_line(monkeypatch: pytest.Monkey
         (lambda folder: folder, "holds no file that ends in .jsonl, .json, .parquet"),
         (lambda folder: _written(folder / "rows.csv", "a,b"), "does not end in"),
         (lambda folder: _written(folder / "rows.json", "[1, 2"), "is not JSON"),
-        (lambda folder: _written(folder / "rows.json", "3"), "holds a number; an array of objects is needed"),
+        (lambda folder: _written(folder / "rows.json", '[{"a": 1}, 3]4'), "something follows the array"),
         (lambda folder: _written(folder / "rows.parquet", "text"), "is no Parquet file"),
     ],
 )

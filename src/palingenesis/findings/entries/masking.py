@@ -25,7 +25,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         check="masking.all_loss",
         title="Conversations in which everything bears loss",
-        meaning="Every token but the first is trained, those of the user included.",
+        meaning="Every token but the first is trained, those of the user included; at most those that "
+        "also pad are masked.",
         why="The model learns to write the user's part as well, and most of the gradient comes from "
         "text that it never has to produce.",
         confirm=_INSPECT,

@@ -64,6 +64,20 @@ ENTRIES: tuple[Entry, ...] = (
         "micro-batches but the last of a step.",
     ),
     Entry(
+        check="memory.linear_attention",
+        title="Linear attention is counted with its kernels",
+        meaning="The model has layers of linear attention (the gated delta rule). transformers computes them "
+        "with flash-linear-attention and causal-conv1d where these are installed, and else in a loop of its "
+        "own. The estimate is that of the kernels.",
+        why="The loop keeps many times as much for the backward pass and is much slower; packed rows are "
+        "refused without the kernels. It is taken with no more than one line in the log.",
+        confirm="python -c 'import fla, causal_conv1d' on the machine that trains; pgs profile with a card "
+        "says what a step takes without them.",
+        fix="pip install flash-linear-attention causal-conv1d on the machine that trains.",
+        source="transformers' use_kernel_func_from_hub_with_fallback; what the kernels keep was read from "
+        "flash-linear-attention 0.6 and held against its code (benchmarks/linear_attention.py).",
+    ),
+    Entry(
         check="memory.room_for_batch",
         title="More rows at once would fit",
         meaning="Some micro-batches of a step could be done as one.",

@@ -13,6 +13,7 @@ import numpy as np
 
 from palingenesis.preflight.samples import Batch, Document, Reader, wanted_messages
 from palingenesis.preflight.tally import Tally
+from palingenesis.preflight.words import counted
 from palingenesis.sft.data import IGNORED, BadRow, Message
 from palingenesis.sft.data.reasoning import MARKS, find_reasoning
 
@@ -28,11 +29,12 @@ class DocumentChecks:
     reader: Reader
     tally: Tally
     bos: int | None = field(init=False)
+    pad: int | None = field(init=False)
     adds_bos: bool = field(init=False)
 
     def __post_init__(self) -> None:
         tokenizer: Any = self.reader.tokenizer
-        self.bos = tokenizer.bos_token_id
+        self.bos, self.pad = tokenizer.bos_token_id, tokenizer.pad_token_id
         self.adds_bos = self.bos is not None and tokenizer("a")["input_ids"][:1] == [self.bos]
         self._added = sorted(filter(None, tokenizer.get_added_vocab()), key=len, reverse=True)
 
@@ -74,10 +76,27 @@ class DocumentChecks:
         if not document.sample.messages:
             return
         self._check_beginning(document)
-        if len(ids) > 1 and trained[1:].all():
-            self._note("masking.all_loss", document)
-            return
-        self._check_round_trip(document, trained)
+        if not self._check_masked(document, trained):
+            self._check_round_trip(document, trained)
+
+    def _check_masked(self, document: Document, trained: Any) -> bool:
+        """Whether all is trained, tokens that pad aside: a collator may take them for padding anywhere.
+
+        The first token is masked by some and trained by others: nothing predicts it.
+        """
+        ids = document.ids[1:]
+        masked = ids[~trained[1:]]
+        if not len(ids) or (masked != self.pad).any():
+            return False
+        self._note("masking.all_loss", document)
+        if len(masked) and self._ends_answers(self.pad):
+            told = f"every {self._decode([self.pad])!r} is masked"
+            self._note("masking.end_of_turn_untrained", document, told)
+        return True
+
+    def _ends_answers(self, token: Any) -> bool:
+        """Whether a token is, or is part of, what ends an answer."""
+        return self._decode([token]) in self.reader.require_masker().end_of_turn
 
     def _check_beginning(self, document: Document) -> None:
         first = document.ids[:2].tolist()
@@ -97,7 +116,7 @@ class DocumentChecks:
         wanted = wanted_messages(sample.messages, self.reader.options)
         cut = sample.encoded.truncated
         if len(runs) > len(wanted) or (len(runs) < len(wanted) and not cut):
-            told = f"{len(runs)} stretches of tokens bear loss and {len(wanted)} messages are to be trained"
+            told = f"loss is on {counted(len(runs), 'run')} of tokens, for {counted(len(wanted), 'message')}"
             self._note("masking.round_trip", document, f"{told}: {_shown(' … '.join(runs))}")
             return
         for number, (run, index) in enumerate(zip(runs, wanted, strict=False)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from palingenesis.findings import Finding
 from palingenesis.sft.data import measure_isolation, pack
+from palingenesis.sft.hub import hub_options
 
 if TYPE_CHECKING:
     from palingenesis.preflight.samples import Collate
@@ -70,6 +71,7 @@ def _small_model(config: TrainConfig) -> Any:
     import transformers
 
     from palingenesis.sft.builtin import is_builtin
+    from palingenesis.sft.model import located
 
     if is_builtin(config.model.name_or_path):
         described: Any = transformers.LlamaConfig(
@@ -77,7 +79,9 @@ def _small_model(config: TrainConfig) -> Any:
         )
     else:
         described = transformers.AutoConfig.from_pretrained(
-            config.model.name_or_path, trust_remote_code=config.model.trust_remote_code
+            located(config.model.name_or_path, "config.json"),
+            trust_remote_code=config.model.trust_remote_code,
+            **hub_options(config.model.name_or_path),
         )
     text = described.get_text_config()
     text.num_hidden_layers = min(_LAYERS, text.num_hidden_layers)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.findings import Finding
+from palingenesis.preflight.words import counted
 from palingenesis.sft.builtin import is_builtin
+from palingenesis.sft.hub import hub_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,15 +47,19 @@ def read_model_facts(config: TrainConfig) -> ModelFacts:
         return ModelFacts()
     import transformers
 
-    trusted = {"trust_remote_code": config.model.trust_remote_code}
+    from palingenesis.sft.model import located
+
+    asked = hub_options(name)
+    trusted = {"trust_remote_code": config.model.trust_remote_code, **asked}
     try:
-        described = transformers.AutoConfig.from_pretrained(name, **trusted)
+        where = located(name, "config.json")
+        described = transformers.AutoConfig.from_pretrained(where, **trusted)
     except Exception:  # noqa: BLE001 - a folder with a tokenizer alone is enough for all other checks
         return ModelFacts()
     text: Any = described.get_text_config()
     stops = _listed(getattr(text, "eos_token_id", None) or getattr(described, "eos_token_id", None))
     try:
-        own: Any = transformers.GenerationConfig.from_pretrained(name)
+        own: Any = transformers.GenerationConfig.from_pretrained(where, **asked)
         stops = _listed(own.eos_token_id) or stops
     except Exception:  # noqa: BLE001 - most models come without one, and then the configuration's holds
         own = None
@@ -87,8 +93,8 @@ def _check_vocabulary(tokenizer: Any, facts: ModelFacts) -> list[Finding]:
         Finding(
             "tokenizer.larger_than_embedding",
             "warning",
-            f"the tokenizer has {len(lacking)} tokens that the model has no row for, such as {token!r} "
-            f"(number {index}; the embedding has {facts.vocabulary} rows)",
+            f"the tokenizer has {counted(len(lacking), 'token')} that the model has no row for, such as "
+            f"{token!r} (number {index}; the embedding has {facts.vocabulary} rows)",
             {"tokens": [token for _, token in lacking[:20]], "vocabulary": facts.vocabulary},
             ENLARGE,
         )
@@ -127,8 +133,8 @@ def _check_tied(config: TrainConfig, facts: ModelFacts) -> list[Finding]:
         Finding(
             "tokenizer.tied_weights_differ",
             "critical",
-            f"the model ties its embedding and its head, and the two that are saved differ in {apart} rows: "
-            "one of them is lost when it is loaded",
+            f"the model ties its embedding and its head, and the two that are saved differ in "
+            f"{counted(apart, 'row')}: one of them is lost when it is loaded",
             {"rows": apart},
             "set tie_word_embeddings to false in config.json if the head was trained by itself, or "
             "set model.name_or_path to a checkpoint that was saved with both as one",

@@ -5,8 +5,9 @@ optimizers  the optimizer that the trainer would make
 step        one optimizer step on fake tensors (or on real ones, to check)
 storages    every allocation and release in it, and what it is for
 values      what a step needs to know of fake tensors
+linear_attention  layers of linear attention: what their kernels, or transformers' loop, hold
 trace       the peak, what it is made of, memory over the step
-sharding    what DDP and FSDP2 change
+sharding    FSDP2's shares, and DDP's buckets
 allocator   what CUDA's caching allocator reserves for it
 margin      what a card needs beside it
 gpus        how much memory cards have

@@ -10,6 +10,7 @@ use.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,48 +28,51 @@ _SEGMENT_ROUND = 2 * _MIB
 class _Block:
     size: int
     segment: int
-    small: bool
+    pool: tuple[int, bool]
     free: bool = True
     before: _Block | None = None
     after: _Block | None = None
     number: int = 0
 
 
-def reserved(
-    trace: Trace, shares: dict[Category, float] | None = None, capacity: float = float("inf")
-) -> int | None:
+def reserved(trace: Trace, capacity: float = float("inf"), *, apart: bool = False) -> int | None:
     """The most bytes reserved at any moment of the step.
 
     Args:
         trace: of a step.
-        shares: of each category, what a rank holds.
         capacity: bytes that may be reserved; unused segments are returned before it is passed.
+        apart: FSDP2 gathers weights and reduces gradients on streams of their own. Memory that was allocated
+            on one stream is used again on that stream alone.
 
     Returns:
         ``None`` if the capacity does not suffice.
     """
     allocator = _Allocator(capacity)
     alive: dict[int, _Block] = {}
-    shares = shares or {}
-    for storage, size, category, earlier in _moves(trace):
-        share = shares.get(category, 1.0)
+    streams = _streams(trace) if apart else {}
+    for storage, size, became in _moves(trace):
         if size < 0:
             if storage in alive:
                 allocator.release(alive.pop(storage))
             continue
-        if storage in alive:
-            if share == shares.get(earlier, 1.0):
-                continue  # it stays where it is
-            allocator.release(alive.pop(storage))
-        block = allocator.allocate(int(size * share))
+        if became and storage in alive:
+            continue  # it stays where it is
+        block = allocator.allocate(size, streams.get(storage, 0))
         if block is None:
             return None
         alive[storage] = block
     return allocator.most
 
 
-def _moves(trace: Trace) -> Iterator[tuple[int, int, Category, Category]]:
-    """Storage, bytes, what it is and what it was before; first, in order, what the set-up leaves behind."""
+def _streams(trace: Trace) -> dict[int, int]:
+    """The stream of every storage that is allocated on another than the model's own."""
+    reduced = trace.rows[trace.rows[:, 2] == Category.GRADIENTS, 0]
+    gathered = trace.rows[trace.rows[:, 2] == Category.GATHERED, 0]
+    return dict.fromkeys(reduced.tolist(), 1) | dict.fromkeys(gathered.tolist(), 2)
+
+
+def _moves(trace: Trace) -> Iterator[tuple[int, int, bool]]:
+    """Storage, bytes, and whether it only became something else; first, in order, what the set-up leaves."""
     rows = trace.rows.tolist()
     left: dict[int, tuple[int, int, int]] = {}
     begins = next((at for at, row in enumerate(rows) if row[3] != Phase.SETUP), len(rows))
@@ -77,16 +81,17 @@ def _moves(trace: Trace) -> Iterator[tuple[int, int, Category, Category]]:
             left[storage] = (storage, size, category)
         elif storage in left and left[storage][2] == category:
             del left[storage]
-    for storage, size, category in left.values():
-        yield storage, size, Category(category), Category(category)
+    for storage, size, _ in left.values():
+        yield storage, size, False
     for at in range(begins, len(rows)):
-        storage, size, category, _ = rows[at]
-        after = rows[at + 1] if at + 1 < len(rows) else (0, 0)
-        if size < 0 and after[0] == storage and after[1] > 0:
+        storage, size, *_ = rows[at]
+        if size < 0 and at + 1 < len(rows) and _same(rows[at + 1], storage, -size):
             continue  # it becomes something else in the next row
-        before = rows[at - 1]
-        became = size > 0 and before[0] == storage and before[1] < 0
-        yield storage, size, Category(category), Category(before[2] if became else category)
+        yield storage, size, size > 0 and _same(rows[at - 1], storage, -size)
+
+
+def _same(row: list[int], storage: int, size: int) -> bool:
+    return row[0] == storage and row[1] == size
 
 
 class _Allocator:
@@ -95,23 +100,24 @@ class _Allocator:
     def __init__(self, capacity: float) -> None:
         self._capacity = capacity
         self.most = self._now = self._count = 0
-        # Free blocks by size, small and large apart: (size, number), and the block of each number.
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        # Free blocks by size, by stream, small and large apart: (size, number), and the block of each number.
+        self._free: defaultdict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)
         self._by_number: dict[int, _Block] = {}
 
-    def allocate(self, wanted: int) -> _Block | None:
+    def allocate(self, wanted: int, stream: int = 0) -> _Block | None:
         """A block of at least so many bytes."""
         size = max(_ROUND, -(-wanted // _ROUND) * _ROUND)
         small = size <= _SMALL
-        free = self._free[small]
+        pool = (stream, small)
+        free = self._free[pool]
         at = bisect_left(free, (size, -1))
-        block = self._take(free[at]) if at < len(free) else self._segment(size, small)
+        block = self._take(free[at]) if at < len(free) else self._segment(size, pool)
         if block is None:
             return None
         block.free = False
         left = block.size - size
         if left >= _ROUND if small else left > _SMALL:
-            rest = _Block(left, block.segment, small, before=block, after=block.after)
+            rest = _Block(left, block.segment, pool, before=block, after=block.after)
             if block.after is not None:
                 block.after.before = rest
             block.size, block.after = size, rest
@@ -132,7 +138,8 @@ class _Allocator:
                 block = first
         self._give(block)
 
-    def _segment(self, size: int, small: bool) -> _Block | None:
+    def _segment(self, size: int, pool: tuple[int, bool]) -> _Block | None:
+        _, small = pool
         if small:
             whole = _SMALL_SEGMENT
         elif size < _MIDDLE:
@@ -145,7 +152,7 @@ class _Allocator:
                 return None
         self._now += whole
         self.most = max(self.most, self._now)
-        return _Block(whole, whole, small)
+        return _Block(whole, whole, pool)
 
     def _return_unused(self) -> None:
         for free in self._free.values():
@@ -156,10 +163,10 @@ class _Allocator:
         self._count += 1
         block.free, block.number = True, self._count
         self._by_number[block.number] = block
-        insort(self._free[block.small], (block.size, block.number))
+        insort(self._free[block.pool], (block.size, block.number))
 
     def _take(self, key: tuple[int, int]) -> _Block:
         block = self._by_number.pop(key[1])
-        free = self._free[block.small]
+        free = self._free[block.pool]
         del free[bisect_left(free, key)]
         return block

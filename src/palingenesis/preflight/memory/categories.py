@@ -26,6 +26,10 @@ class Category(IntEnum):
     """Made and dropped in the backward pass."""
     UPDATE = 8
     """Made and dropped while gradients are clipped and the optimizer steps."""
+    COMMUNICATION = 9
+    """DDP's buckets; under FSDP2 whole weights, and gradients in one piece to be reduced."""
+    GATHERED = 10
+    """Under FSDP2, the weights of all ranks in one piece, before they are taken apart."""
 
 
 class Phase(IntEnum):
@@ -49,7 +53,5 @@ SHOWN: dict[str, tuple[Category, ...]] = {
     "activations": (Category.ACTIVATIONS,),
     "loss peak": (Category.LOSS,),
     "temporary": (Category.BACKWARD, Category.UPDATE),
+    "communication": (Category.COMMUNICATION, Category.GATHERED),
 }
-
-#: Those that FSDP2 splits over the ranks.
-SPLIT = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.UPDATE)

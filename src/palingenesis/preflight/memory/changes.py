@@ -11,6 +11,7 @@ from typing import Any
 
 from palingenesis.errors import ConfigError
 from palingenesis.preflight.memory.estimate import Estimate, Fit, estimate_memory
+from palingenesis.preflight.memory.linear_attention import Linear, linear_layers
 from palingenesis.sft.config import TrainConfig
 
 #: A change that saves a smaller share than this is not worth a line.
@@ -120,6 +121,25 @@ def what_would_fit(fit: Fit, budget: Budget) -> list[Tried]:
     if together is not None and not _any_fits(found):
         _alternatives([together + each for each in rest], fit, budget, found)
     return found
+
+
+def without_kernels(fit: Fit, budget: Budget) -> Fit | None:
+    """What the step takes where the kernels of linear attention are not installed.
+
+    ``None`` for a model without such layers, for packed rows, which transformers then refuses, and if there
+    is no time for it.
+    """
+    estimate = fit.estimate
+    if not linear_layers(estimate.described) or estimate.config.data.packing or budget.spent:
+        return None
+    made = estimate_memory(
+        estimate.config,
+        world_size=estimate.world_size,
+        whole=False,
+        described=estimate.described,
+        linear=Linear.FALLBACK,
+    )
+    return made.on(fit.gpu_bytes)
 
 
 def _alternatives(changes: list[Change], fit: Fit, budget: Budget, found: list[Tried]) -> None:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from palingenesis.errors import ConfigError
-from palingenesis.preflight.memory import sharding
 from palingenesis.preflight.memory.allocator import reserved
-from palingenesis.preflight.memory.categories import Category
+from palingenesis.preflight.memory.linear_attention import Linear
 from palingenesis.preflight.memory.margin import Part, fixed_parts
 from palingenesis.preflight.memory.model import describe_model
+from palingenesis.preflight.memory.sharding import Sizes, sizes_of
 from palingenesis.preflight.memory.step import Plan, do_step
 from palingenesis.preflight.memory.trace import Trace, Use
 
@@ -34,7 +32,7 @@ class Estimate:
         config: of the run.
         world_size: ranks.
         described: the model's own configuration.
-        trace: of the step on one rank, before anything is split.
+        trace: of the step on one rank.
         sizes: of the parameters.
         model: name of the model's class.
         parameters: how many it has, adapters included, tied ones once.
@@ -45,7 +43,7 @@ class Estimate:
     world_size: int
     described: Any
     trace: Trace
-    sizes: sharding.Sizes
+    sizes: Sizes
     model: str
     parameters: int
     seconds: float
@@ -54,28 +52,26 @@ class Estimate:
     def strategy(self) -> str:
         return self.config.parallel.strategy
 
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is split over several ranks."""
+        return self.strategy == "fsdp2" and self.world_size > 1
+
     @cached_property
     def use(self) -> Use:
         """Memory of one rank."""
-        return self.trace.weighed(
-            sharding.weights(self.sizes, self.strategy, self.world_size),
-            sharding.beside(self.sizes, self.strategy, self.world_size),
-        )
+        return self.trace.used()
 
     def on(self, gpu_bytes: int | None) -> Fit:
         """How this goes with a card's memory; ``None`` for what it would take without a limit."""
-        shares = sharding.weights(self.sizes, self.strategy, self.world_size)
-        held = round(self.sizes.all * shares.get(Category.PARAMETERS, 1.0))
-        sharded = self.use.peak if self.strategy == "fsdp2" and self.world_size > 1 else 0
-        parts = fixed_parts(self.config, self.described, held, self.world_size, sharded)
+        parts = fixed_parts(self.config, self.described, self.sizes.held, self.world_size)
         fixed = sum(part.bytes for part in parts)
-        communication = self.use.made_of.get("communication", 0)
-        room = float("inf") if gpu_bytes is None else gpu_bytes - fixed - communication
-        taken = reserved(self.trace, shares, room)
+        room = float("inf") if gpu_bytes is None else gpu_bytes - fixed
+        taken = reserved(self.trace, room, apart=self.sharded)
         suffices = taken is not None
         if taken is None:
-            taken = reserved(self.trace, shares) or 0
-        whole = max(taken + communication, self.use.peak)
+            taken = reserved(self.trace, apart=self.sharded) or 0
+        whole = max(taken, self.use.peak)
         allocator = Part(
             "allocator",
             whole - self.use.peak,
@@ -129,6 +125,7 @@ def estimate_memory(
     on_cuda: bool = True,
     whole: bool = True,
     described: Any = None,
+    linear: Linear | None = None,
 ) -> Estimate:
     """Trace one optimizer step of a configuration and measure it.
 
@@ -139,6 +136,7 @@ def estimate_memory(
         whole: trace the step from its beginning; else only the micro-batches that can hold the peak, which
             is faster and has the same peak.
         described: the model's configuration, if it is known from an earlier estimate.
+        linear: how layers of linear attention are computed; ``None``: on CUDA with kernels, else without.
 
     Raises:
         ConfigError: no such model, or the options cannot work.
@@ -151,14 +149,23 @@ def estimate_memory(
         )
     started = time.perf_counter()
     described = describe_model(config) if described is None else described
-    log, model = do_step(config, described, Plan(on_cuda=on_cuda, whole=whole, sharded=sharded))
+    linear = linear or (Linear.KERNELS if on_cuda else Linear.FALLBACK)
+    plan = Plan(on_cuda=on_cuda, whole=whole, ranks=world_size, sharded=sharded, linear=linear)
+    log, model = do_step(config, described, plan)
     return Estimate(
         config=config,
         world_size=world_size,
         described=described,
-        trace=Trace(np.array(log.rows, dtype=np.int64).reshape(-1, 4)),
-        sizes=sharding.sizes_of(model),
-        model=type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,  # type: ignore[operator]
+        trace=Trace.of(log.rows),
+        sizes=sizes_of(model),
+        model=_class_of(model),
         parameters=sum(one.numel() for one in model.parameters()),
         seconds=time.perf_counter() - started,
     )
+
+
+def _class_of(model: Any) -> str:
+    """The name of the model's class, without what adapters and FSDP2 put around it."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kinds = [kind for kind in type(inner).__mro__ if not kind.__name__.startswith("FSDP")]
+    return kinds[0].__name__

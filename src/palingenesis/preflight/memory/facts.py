@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from palingenesis.preflight.memory.limits import Limit
 
 
-def facts_of(fit: Fit, tried: Sequence[Tried] = (), limits: Sequence[Limit] = ()) -> dict[str, Any]:
+def facts_of(
+    fit: Fit, tried: Sequence[Tried] = (), limits: Sequence[Limit] = (), without: Fit | None = None
+) -> dict[str, Any]:
     """Bytes by category, part of the step and source; what was tried; how far options can go."""
     estimate = fit.estimate
     use, config = estimate.use, estimate.config
@@ -23,6 +25,7 @@ def facts_of(fit: Fit, tried: Sequence[Tried] = (), limits: Sequence[Limit] = ()
         "strategy": estimate.strategy if estimate.world_size > 1 else None,
         "peak_bytes": use.peak,
         "peak_phase": use.phase.name.lower(),
+        "peak_bytes_without_kernels": None if without is None else without.estimate.use.peak,
         "categories": {name.replace(" ", "_"): size for name, size in use.made_of.items()},
         "loss_peak_bytes": use.loss_peak,
         "peak_by_phase": {phase.name.lower(): size for phase, size in use.by_phase.items()},

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from palingenesis.events import Severity
 from palingenesis.findings import Finding
+from palingenesis.preflight.memory.linear_attention import linear_layers
 
 if TYPE_CHECKING:
     from palingenesis.preflight.memory.changes import Tried
@@ -13,17 +15,23 @@ if TYPE_CHECKING:
     from palingenesis.preflight.memory.limits import Limit
 
 GB, MB = 10**9, 10**6
+_KERNELS = "flash-linear-attention and causal-conv1d"
+_INSTALL = "pip install flash-linear-attention causal-conv1d, on the machine that trains"
 
 
-def findings_of(fit: Fit, tried: Sequence[Tried] = (), limits: Sequence[Limit] = ()) -> tuple[Finding, ...]:
+def findings_of(
+    fit: Fit, tried: Sequence[Tried] = (), limits: Sequence[Limit] = (), without: Fit | None = None
+) -> tuple[Finding, ...]:
     """What to say of a step on a card; without a card, nothing about fitting.
 
     Args:
         fit: the step on the card.
         tried: changes that were estimated.
         limits: how far options can go.
+        without: the step without the kernels of linear attention, if that was estimated.
     """
     found = [_fitting(fit, tried)] if fit.gpu_bytes is not None else []
+    found += _linear_attention(fit, without)
     found += _whole_gradients(fit)
     found += _larger(fit, limits)
     return tuple(found)
@@ -113,6 +121,27 @@ def _whole_gradients(fit: Fit) -> list[Finding]:
             "",
         )
     ]
+
+
+def _linear_attention(fit: Fit, without: Fit | None) -> list[Finding]:
+    """Which kernels are counted on, and what the step takes without them."""
+    layers = linear_layers(fit.estimate.described)
+    if not layers:
+        return []
+    said = f"{layers} layers of linear attention are counted as the kernels of {_KERNELS} compute them"
+    evidence: dict[str, Any] = {"layers": layers}
+    severity: Severity = "info"
+    if without is not None:
+        peaks = fit.estimate.use.peak, without.estimate.use.peak
+        more = f"takes {in_words(peaks[1])}" if in_words(peaks[1]) != in_words(peaks[0]) else "takes as much"
+        said += f"; without these packages a step {more}, and longer"
+        evidence |= {"with_gb": _gb(peaks[0]), "without_gb": _gb(peaks[1])}
+        if fit.fits and not without.fits:
+            said += f": {in_words(without.total)} in all do not fit"
+            severity = "warning"
+    elif fit.estimate.config.data.packing:
+        said += "; without these packages packed rows cannot be trained"
+    return [Finding("memory.linear_attention", severity, said, evidence, _INSTALL)]
 
 
 def _larger(fit: Fit, limits: Sequence[Limit]) -> list[Finding]:

@@ -16,8 +16,6 @@ CONTEXT = 600 * 10**6
 CUBLAS = 32 * _MIB
 #: Buffers of NCCL: 4 MiB in each direction for each of up to 32 channels.
 NCCL = 2 * 32 * 4 * _MIB
-#: What real runs of a small model on two CPU processes took beyond the formula for FSDP2, at most.
-BEYOND_THE_FORMULA = 0.27
 #: What watching a run holds, of the model's bytes.
 WATCHING = 0.02
 
@@ -36,9 +34,7 @@ class Part:
     source: str
 
 
-def fixed_parts(
-    config: TrainConfig, described: Any, parameters: int, world_size: int, sharded: int
-) -> list[Part]:
+def fixed_parts(config: TrainConfig, described: Any, parameters: int, world_size: int) -> list[Part]:
     """Everything but the allocator's share, which depends on the step.
 
     Args:
@@ -46,7 +42,6 @@ def fixed_parts(
         described: the model's configuration.
         parameters: bytes of weights on one rank.
         world_size: ranks.
-        sharded: the peak of a step, if it is reckoned for FSDP2; else 0.
     """
     parts = [
         Part(
@@ -78,15 +73,6 @@ def fixed_parts(
             "2% of the weights: what benchmarks/tiers.py measures that watching holds",
         )
     )
-    if sharded:
-        parts.append(
-            Part(
-                "FSDP2",
-                int(BEYOND_THE_FORMULA * sharded),
-                "how far a small model on two CPU processes went beyond the formula, at most; no card has "
-                "been measured",
-            )
-        )
     if world_size > 1:
         parts.append(Part("NCCL", NCCL, "4 MiB (NCCL_BUFFSIZE) each way for each of up to 32 channels"))
     return parts

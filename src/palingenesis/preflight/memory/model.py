@@ -6,19 +6,19 @@ checkpointing, the head that is read in chunks.
 
 from __future__ import annotations
 
-import os
-import socket
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError
 from palingenesis.sft.builtin import build_model, build_tokenizer, is_builtin
+from palingenesis.sft.hub import hub_answers, hub_name, hub_options
 from palingenesis.sft.model import located, require_causal, told, transformers_library, with_adapters
 
 if TYPE_CHECKING:
     import torch
 
+    from palingenesis.preflight.memory.sharding import Splitter
     from palingenesis.sft.config import TrainConfig
 
 #: Attention that needs its own kernels, and is traced as PyTorch's where they are not installed: both keep
@@ -45,7 +45,7 @@ def describe_model(config: TrainConfig) -> Any:
         found = transformers.AutoConfig.from_pretrained(
             where,
             trust_remote_code=config.model.trust_remote_code,
-            local_files_only=not Path(where).is_dir() and _out_of_reach(),
+            **hub_options(where),
         )
     except Exception as error:  # noqa: BLE001 - files and the hub fail in dozens of ways, all told in one line
         raise ConfigError(_no_description(name, where, error)) from None
@@ -57,6 +57,8 @@ def _no_description(name: str, where: str, error: Exception) -> str:
     if Path(where).is_dir():
         return f"model.name_or_path: the config.json in {name!r} cannot be used: {told(error)}"
     first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if not hub_answers():
+        first = f"{hub_name()} does not answer"
     return (
         f"model.name_or_path: {name!r} is no local folder, and its configuration could not be had from the "
         f"hub ({first}): give a folder that holds its config.json (that file is enough) with "
@@ -64,24 +66,13 @@ def _no_description(name: str, where: str, error: Exception) -> str:
     )
 
 
-def _out_of_reach() -> bool:
-    """Whether the hub has no address here: then it is not asked, which would be tried for half a minute."""
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return False
-    from urllib.parse import urlsplit
-
-    from huggingface_hub import constants
-
-    host = urlsplit(constants.ENDPOINT).hostname
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return True
-    return False
-
-
-def make_model(config: TrainConfig, described: Any) -> torch.nn.Module:
+def make_model(config: TrainConfig, described: Any, splitter: Splitter | None = None) -> torch.nn.Module:
     """The model in training mode, on whatever device and in whatever mode the caller has set.
+
+    Args:
+        config: the run's.
+        described: the model's configuration.
+        splitter: splits it over ranks, where that is wanted.
 
     Raises:
         ConfigError: it cannot be made so.
@@ -107,6 +98,8 @@ def make_model(config: TrainConfig, described: Any) -> torch.nn.Module:
             f"{told(error)}"
         ) from None
     inner = model
+    if splitter is not None:
+        splitter.split(model)  # before there are adapters, as where weights are loaded
     if options.lora is not None:
         model = with_adapters(config, model)
     _checkpoint(model, config)

@@ -1,99 +1,151 @@
-"""What several ranks change: shares of FSDP2, and what is there beside them for communication. By formula.
+"""What several ranks change: FSDP2 is traced as one rank of many goes through it, DDP's buckets are added.
 
-DDP keeps everything on every rank, and a flat copy of all gradients in its buckets (accelerate leaves
-``gradient_as_bucket_view`` off).
+FSDP2 is not described here but done: transformers splits the model (``fully_shard`` on every block, on the
+embedding, and on final norm and head together), and PyTorch's own code gathers weights and reduces gradients.
+Where tensors are fake, so is the group of ranks: PyTorch has one that moves nothing.
 
-FSDP2, as transformers applies it (``fully_shard`` on every block, on the embedding, and on final norm and
-head together; the last are not split again before the backward pass is done):
-
-    parameters, gradients, optimizer states, and what the optimizer's step makes: 1/n, each tensor's first
-        dimension rounded up to a multiple of n
-    gradients of all micro-batches but the last: whole, because the trainer reduces them only with the last
-    beside it, from forward to backward: the head and what is not in a block whole, two blocks whole (the one
-        that computes and the one that is fetched), and in the backward pass one block's gradients once more,
-        for the reduction
+DDP keeps everything on every rank, and beside it a flat copy of all gradients in its buckets (accelerate
+leaves ``gradient_as_bucket_view`` off), each of which is closed by the parameter that reaches its limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from palingenesis.preflight.memory.categories import SPLIT, Category, Phase
+from palingenesis.errors import ConfigError
+from palingenesis.preflight.memory.storages import local
+
+_MIB = 2**20
+#: PyTorch's ``bucket_cap_mb``, which nothing here changes.
+BUCKET = 25 * _MIB
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model's parameters, in bytes.
+    """A model's parameters, in bytes, tied ones once.
 
     Attributes:
-        tensors: first dimension, bytes, and whether trained, of every parameter.
-        block: the largest block.
-        kept: what is in no block and whole while the step lasts: head, final norm.
+        all: whole.
+        trained: of those that are trained, whole.
+        held: what a rank holds of them.
     """
 
-    tensors: tuple[tuple[int, int, bool], ...]
-    block: int
-    kept: int
-
-    @property
-    def all(self) -> int:
-        return sum(size for _, size, _ in self.tensors)
-
-    @property
-    def trained(self) -> int:
-        return sum(size for _, size, trained in self.tensors if trained)
-
-    def share(self, ranks: int) -> float:
-        """What one of ``ranks`` holds, of the whole."""
-        held = sum(size * -(-rows // ranks) / max(rows, 1) for rows, size, _ in self.tensors)
-        return held / max(self.all, 1)
+    all: int
+    trained: int
+    held: int
 
 
 def sizes_of(model: nn.Module) -> Sizes:
-    """The sizes of a model's parameters, tied ones once."""
-    seen = {id(one): one for one in model.parameters()}
-    blocks = _blocks(model)
-    in_blocks = {id(one) for block in blocks for one in block.parameters()}
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    elsewhere = in_blocks | ({id(embedding.weight)} if head.weight is not embedding.weight else set())
+    """The sizes of a model's parameters."""
+    every = list(model.parameters())
     return Sizes(
-        tensors=tuple(
-            (one.shape[0] if one.dim() else 1, one.numel() * one.element_size(), one.requires_grad)
-            for one in seen.values()
-        ),
-        block=max((_bytes(block.parameters()) for block in blocks), default=0),
-        kept=_bytes(one for key, one in seen.items() if key not in elsewhere),
+        all=_bytes(every),
+        trained=_bytes(one for one in every if one.requires_grad),
+        held=_bytes(local(one) for one in every),
     )
 
 
-def _bytes(parameters: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in parameters)
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules of the longest list of modules: the transformer's blocks."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+def buckets(model: nn.Module) -> Iterator[int]:
+    """The bytes of each of DDP's buckets, as gradients come: from the last parameter to the first."""
+    filled: dict[torch.dtype, int] = {}
+    trained = [one for one in model.parameters() if one.requires_grad]
+    for one in reversed(trained):
+        filled[one.dtype] = filled.get(one.dtype, 0) + one.numel() * one.element_size()
+        if filled[one.dtype] >= BUCKET:
+            yield filled.pop(one.dtype)
+    yield from filled.values()
 
 
-def weights(sizes: Sizes, strategy: str, ranks: int) -> dict[Category, float]:
-    """The share of each category that a rank holds."""
-    if strategy != "fsdp2":
-        return {}
-    share = sizes.share(ranks)
-    return dict.fromkeys(SPLIT, share)
+@contextmanager
+def group_of(ranks: int, *, join: bool = False) -> Iterator[None]:
+    """The time in which this process is the first of so many ranks, of which the others are made up.
+
+    Args:
+        ranks: how many.
+        join: where this process is one of several real ones, it stays that.
+
+    Raises:
+        ConfigError: the process is one of several real ones.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        if join:
+            yield
+            return
+        raise ConfigError(
+            "parallel.strategy is fsdp2, whose memory is traced with ranks that are made up, and this "
+            "process is one of several real ones: run `pgs profile` by itself, without torchrun"
+        )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        with warnings.catch_warnings():
+            # What modules return is at times a view, which matters to nobody who does not write into it.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+            yield
+    finally:
+        dist.destroy_process_group()
 
 
-def beside(sizes: Sizes, strategy: str, ranks: int) -> Mapping[Phase, int]:
-    """Bytes for communication, by part of the step."""
-    if ranks == 1:
-        return {}
-    if strategy != "fsdp2":
-        return dict.fromkeys(Phase, sizes.trained)
-    whole = sizes.kept + 2 * sizes.block
-    return {Phase.FORWARD: whole, Phase.LOSS: whole, Phase.BACKWARD: whole + sizes.block}
+class Splitter:
+    """Splits models over all ranks of the group that this process is in.
+
+    Made before tensors are fake: the list of ranks has values.
+
+    Raises:
+        ConfigError: the installed transformers does not split models.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        names = ("pp", "dp_replicate", "fsdp", "tp")
+        try:
+            from transformers.distributed.configuration_utils import DistributedConfig
+            from transformers.distributed.utils import TransformersDeviceMesh
+
+            # On the CPU, whatever devices there are: that is where fake tensors are.
+            shape = (1, 1, ranks, 1)
+            dense = init_device_mesh("cpu", shape, mesh_dim_names=names)
+            experts = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
+            self._config: Any = DistributedConfig(fsdp_size=ranks)
+            self._mesh: Any = TransformersDeviceMesh(dense, experts)
+        except (ImportError, TypeError) as error:
+            raise _too_old(error) from None
+
+    def split(self, model: Any) -> None:
+        """Leave every rank its share of a model's parameters."""
+        head = model.get_output_embeddings()
+        tied = head.weight is model.get_input_embeddings().weight
+        if tied:  # where a model is loaded, it is split first
+            head.weight = nn.Parameter(torch.empty_like(head.weight))
+        try:
+            type(model).maybe_distribute_model(model, self._config, self._mesh)
+        except AttributeError as error:
+            raise _too_old(error) from None
+        except ValueError as error:
+            raise ConfigError(f"parallel.strategy is fsdp2, and the model cannot be split: {error}") from None
+        if tied:
+            model.tie_weights()
+
+
+def _too_old(error: Exception) -> ConfigError:
+    import transformers
+
+    return ConfigError(
+        f"parallel.strategy is fsdp2, which transformers {transformers.__version__} cannot do ({error}): "
+        "install a newer one with pip install -U transformers, or set parallel.strategy to ddp"
+    )

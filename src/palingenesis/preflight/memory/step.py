@@ -19,10 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from palingenesis.errors import ConfigError
 from palingenesis.preflight.memory.categories import Category, Phase
+from palingenesis.preflight.memory.linear_attention import Linear, standing_in
 from palingenesis.preflight.memory.model import make_model
 from palingenesis.preflight.memory.optimizers import make_optimizer, states_of
+from palingenesis.preflight.memory.sharding import Splitter, buckets, group_of
 from palingenesis.preflight.memory.storages import StorageLog
 from palingenesis.preflight.memory.values import KnownValues, UnknownValueError
+from palingenesis.sft.model import told
 
 if TYPE_CHECKING:
     from palingenesis.sft.config import TrainConfig
@@ -41,14 +44,18 @@ class Plan:
     Attributes:
         on_cuda: as it would be on CUDA: the optimizer's variant and the rounding of allocations.
         whole: from the first micro-batch; else only what can hold the peak.
-        sharded: gradients of every micro-batch but the last stay whole on each rank (FSDP2).
+        ranks: over which the step is spread.
+        sharded: FSDP2 splits the model over them; else DDP has it whole on each.
         real: a device to do the step on with real tensors and random weights; else it is done on fake ones.
+        linear: how layers of linear attention are computed on fake tensors. Real ones take what is there.
     """
 
     on_cuda: bool = True
     whole: bool = True
+    ranks: int = 1
     sharded: bool = False
     real: str | None = None
+    linear: Linear = Linear.KERNELS
 
 
 def do_step(
@@ -67,17 +74,24 @@ def do_step(
     """
     with ExitStack() as stack:
         known: KnownValues | None = None
+        if plan.ranks > 1 and (plan.sharded or plan.real is not None):
+            stack.enter_context(group_of(plan.ranks, join=plan.real is not None))
+        splitter = Splitter(plan.ranks) if plan.sharded else None
         if plan.real is None:
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
             known = KnownValues(fake_mode)
             stack.enter_context(_as_if_real())
             stack.enter_context(fake_mode)
-        device = torch.device(plan.real or "cpu")
-        stack.enter_context(device)
+        elif plan.real != "cpu":  # where new tensors are anyway; to say so costs each operation
+            stack.enter_context(torch.device(plan.real))
         rounding = CUDA_ROUNDING if plan.on_cuda else 1
-        log = stack.enter_context(StorageLog(rounding, converts=not plan.on_cuda, known=known))
+        log = stack.enter_context(
+            StorageLog(rounding, converts=not plan.on_cuda, known=known, split=plan.sharded)
+        )
         try:
-            step = _Step(config, described, plan, log, known)
+            step = _Step(config, described, plan, log, known, splitter)
+            if known is not None:
+                stack.enter_context(standing_in(step.model, plan.linear))
             step.set_up()
             if begins is not None:
                 begins()
@@ -86,6 +100,14 @@ def do_step(
             raise ConfigError(
                 f"the memory of {type(described).__name__} cannot be estimated: the model decides by values "
                 f"that only real weights give ({error})"
+            ) from None
+        except RuntimeError as error:
+            if not plan.sharded or "DTensor" not in str(error):
+                raise
+            raise ConfigError(
+                f"parallel.strategy is fsdp2, and a step of {type(described).__name__} with train.optimizer "
+                f"{config.train.optimizer} fails with weights that are split ({told(error)}): take another "
+                "optimizer, or set parallel.strategy to ddp"
             ) from None
     return log, step.model
 
@@ -132,10 +154,16 @@ class _Step:
     """The parts of a step."""
 
     def __init__(
-        self, config: TrainConfig, described: Any, plan: Plan, log: StorageLog, known: KnownValues | None
+        self,
+        config: TrainConfig,
+        described: Any,
+        plan: Plan,
+        log: StorageLog,
+        known: KnownValues | None,
+        splitter: Splitter | None,
     ) -> None:
         self._config, self._plan, self._log, self._known = config, plan, log, known
-        self.model: nn.Module = make_model(config, described)
+        self.model: nn.Module = make_model(config, described, splitter)
         log.mark(self.model.parameters(), Category.PARAMETERS)
         log.mark(self.model.buffers(), Category.BUFFERS)
         self._trained = [one for one in self.model.parameters() if one.requires_grad]
@@ -147,34 +175,59 @@ class _Step:
         inner: Any = self.model
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         inner.base_model.register_forward_hook(self._hidden)
+        self._inner = inner
+        self._called = self.model
+        if plan.ranks > 1 and not plan.sharded and plan.real is not None:
+            self._called = nn.parallel.DistributedDataParallel(self.model)
 
     def set_up(self) -> None:
-        """What earlier steps leave behind: the optimizer's states."""
+        """What earlier steps leave behind: the optimizer's states, and DDP's buckets."""
         self._fill_gradients()
+        self._clip()  # how split tensors are gone through is found out once, on whole ones
         self._optimizer.step()
         self._log.mark(states_of(self._optimizer), Category.OPTIMIZER)
         self._optimizer.zero_grad(set_to_none=True)
+        if self._plan.ranks > 1 and not self._plan.sharded and self._plan.real is None:
+            for size in buckets(self.model):
+                self._log.reserve(size, Category.COMMUNICATION)
 
     def go(self) -> None:
         """The step."""
         accumulated = self._config.train.gradient_accumulation_steps
         # The trainer fetches all of a step's batches before the first of them is computed.
         batches = [self._batch() for _ in range(accumulated)]
+        # Sharded, the peak can be in the last, where gradients are reduced, or in one before it.
         traced = min(accumulated, 3 if self._plan.sharded else 2)
-        if not self._plan.whole and accumulated > 1:
-            # With the gradients of those before it, the last holds the peak; sharded, one in the middle.
+        if not self._plan.whole and accumulated > 1 and not self._plan.sharded:
+            # With the gradients of those before it, the last holds the peak.
             self._fill_gradients()
             traced -= 1
         self._log.phase = Phase.FORWARD
         window = self._look_at_window(batches[:traced])
         for left in range(traced, 0, -1):
             self._reduced = left == 1
-            self._micro_batch(batches[-left], window)
+            with self._reducing():
+                self._micro_batch(batches[-left], window)
+            if self._plan.sharded and not self._reduced:
+                # Whole gradients of split weights are in no parameter's ``grad`` yet.
+                self._log.settle(Category.BACKWARD, Category.UNREDUCED)
         self._log.phase = Phase.CLIPPING
         self._update()
         del batches
 
     # -- parts -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reducing(self) -> Iterator[None]:
+        """The time of a micro-batch. Ranks reduce gradients in the last alone."""
+        if self._plan.sharded:
+            self._inner.set_requires_gradient_sync(self._reduced)
+        elif self._called is not self.model and not self._reduced:
+            called: Any = self._called
+            with called.no_sync():
+                yield
+            return
+        yield
 
     def _fill_gradients(self) -> None:
         for one in self._trained:
@@ -185,7 +238,7 @@ class _Step:
         from palingenesis.sft.objectives import objective
 
         with self._log.during(Phase.FORWARD):
-            output = self.model(**batch, token_statistics=True)
+            output = self._called(**batch, token_statistics=True)
         with self._log.during(Phase.LOSS):
             value = objective(
                 self._config.plugins.objective,
@@ -219,11 +272,14 @@ class _Step:
         plugins = self._config.plugins
         return ObjectiveParams(pbar=plugins.info_sft_pbar, beta=plugins.cadft_beta)
 
-    def _update(self) -> None:
+    def _clip(self) -> None:
         limit = self._config.train.max_grad_norm
+        if limit > 0:
+            nn.utils.clip_grad_norm_(self._trained, limit, foreach=self._plan.on_cuda or None)
+
+    def _update(self) -> None:
         with self._log.during(Phase.CLIPPING):
-            if limit > 0:
-                nn.utils.clip_grad_norm_(self._trained, limit, foreach=self._plan.on_cuda or None)
+            self._clip()
         with self._log.during(Phase.OPTIMIZER):
             self._optimizer.step()
             self._log.mark(states_of(self._optimizer), Category.OPTIMIZER)

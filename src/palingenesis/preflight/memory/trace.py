@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,45 +23,41 @@ class Trace:
 
     rows: npt.NDArray[np.int64]
 
-    def weighed(self, weights: Mapping[Category, float], extra: Mapping[Phase, int]) -> Use:
-        """Memory over the step, where of some categories a rank holds only a share.
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Trace:
+        """From a log's rows."""
+        return cls(np.array(rows, dtype=np.int64).reshape(-1, 4))
 
-        Args:
-            weights: the share of each category; 1 where none is given.
-            extra: bytes that are there beside what was traced, by phase.
-        """
-        share = np.array([weights.get(category, 1.0) for category in Category])
+    def used(self) -> Use:
+        """Memory over the step."""
         categories, phases = self.rows[:, _CATEGORY], self.rows[:, _PHASE]
         # A running sum for every category would be wide; the total tells where to look.
-        sizes = self.rows[:, _BYTES] * share[categories]
-        beside = np.array([extra.get(phase, 0) for phase in Phase])[phases]
-        total = sizes.cumsum() + beside
+        sizes = self.rows[:, _BYTES]
+        total = sizes.cumsum()
         step = phases != Phase.SETUP
-        inside = np.where(step, total, -1.0)
+        inside = np.where(step, total, -1)
         at = int(inside.argmax())
         made_of = np.bincount(categories[: at + 1], sizes[: at + 1], minlength=len(Category))
-        shown = {
-            name: round(float(sum(made_of[category] for category in parts))) for name, parts in SHOWN.items()
-        }
-        if beside[at]:
-            shown["communication"] = int(beside[at])
+        shown = {name: round(float(sum(made_of[one] for one in parts))) for name, parts in SHOWN.items()}
+        if not shown["communication"]:
+            del shown["communication"]  # one rank, or a part of the step without
         return Use(
-            peak=round(float(inside[at])),
+            peak=int(inside[at]),
             made_of=shown,
             phase=Phase(int(phases[at])),
             by_phase={
-                phase: round(float(inside[phases == phase].max()))
+                phase: int(inside[phases == phase].max())
                 for phase in Phase
                 if phase != Phase.SETUP and (phases == phase).any()
             },
-            loss_peak=round(self._largest(sizes, Category.LOSS)),
+            loss_peak=self._largest(Category.LOSS),
             curve=total[step],
             phases=phases[step],
         )
 
-    def _largest(self, sizes: npt.NDArray[np.float64], category: Category) -> float:
-        mine = sizes[self.rows[:, _CATEGORY] == category]
-        return float(mine.cumsum().max()) if len(mine) else 0.0
+    def _largest(self, category: Category) -> int:
+        mine = self.rows[self.rows[:, _CATEGORY] == category, _BYTES]
+        return int(mine.cumsum().max()) if len(mine) else 0
 
 
 @dataclass(frozen=True)
@@ -83,5 +79,5 @@ class Use:
     phase: Phase
     by_phase: dict[Phase, int]
     loss_peak: int
-    curve: npt.NDArray[np.float64]
+    curve: npt.NDArray[np.int64]
     phases: npt.NDArray[np.int64]

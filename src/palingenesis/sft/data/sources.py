@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from palingenesis.errors import ConfigError, MissingExtraError
 from palingenesis.sft.builtin import PREFIX, builtin_rows, is_builtin
+from palingenesis.sft.data.array import begins_array, entries
 from palingenesis.sft.data.rows import BadRow, Row
+from palingenesis.sft.hub import data_from_cache_alone, hub_answers, hub_name
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
@@ -28,6 +31,8 @@ _LONGEST_RAW = 2000
 _NO_TEXT = {
     b"\x1f\x8b": "is compressed with gzip: unpack it with gunzip",
     b"\x28\xb5\x2f\xfd": "is compressed with zstd: unpack it with unzstd",
+    # Before UTF-16, whose mark it begins with.
+    **dict.fromkeys((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"), "is UTF-32 text: save it as UTF-8"),
     **dict.fromkeys(
         (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{", b"[\x00", b"\x00["),
         "is UTF-16 text: save it as UTF-8",
@@ -131,19 +136,12 @@ def _rows_of_file(source: Source, path: Path) -> Iterator[Row]:
             raise ConfigError(f"data.dataset: {path} {wrong}")
         if path.suffix == ".parquet":
             return _rows_of_dataset(source, _parquet(path), str(path))
-        if path.suffix == ".jsonl" or _holds_lines(path):
-            return _rows_of_lines(source, path)
-        if path.suffix == ".json":
-            return _rows_of_array(source, path)
+        if path.suffix in (".jsonl", ".json"):
+            # Some name an array .jsonl, and some put an object a line into a .json: the content tells.
+            return _rows_of_array(source, path) if begins_array(path) else _rows_of_lines(source, path)
     except OSError as error:
         raise ConfigError(f"data.dataset: {path} cannot be read: {error.strerror or error}") from None
     raise ConfigError(f"data.dataset: {path} does not end in {', '.join(SUFFIXES)}")
-
-
-def _holds_lines(path: Path) -> bool:
-    """Whether a ``.json`` file holds one object a line instead of one array."""
-    with path.open("rb") as file:
-        return path.suffix == ".json" and file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
 
 
 def _rows_of_lines(source: Source, path: Path) -> Iterator[Row]:
@@ -160,7 +158,9 @@ def _row_of_line(source: Source, path: Path, number: int, line: bytes) -> Row:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         problem = BadRow("broken_json", f"not UTF-8: {error.reason} at byte {error.start}")
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        problem = BadRow("broken_json", f"not JSON: {error.msg} at character {error.pos + 1}")
+    except RecursionError as error:
         problem = BadRow("broken_json", f"not JSON: {error}")
     else:
         return _row(source, path, number, value, raw)
@@ -168,14 +168,15 @@ def _row_of_line(source: Source, path: Path, number: int, line: bytes) -> Row:
 
 
 def _rows_of_array(source: Source, path: Path) -> Iterator[Row]:
+    number = 0
     try:
-        values = json.loads(path.read_text("utf-8-sig"))
+        for number, value in enumerate(entries(path), start=1):
+            yield _row(source, path, number, value, "")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data.dataset: {path} is not UTF-8 after entry {number}: {error.reason}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"data.dataset: {path} is not JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(values, list):
-        raise ConfigError(f"data.dataset: {path} holds {_named(values)}; an array of objects is needed")
-    for number, value in enumerate(values, start=1):
-        yield _row(source, path, number, value, "")
+        told = " ".join(str(error).split())
+        raise ConfigError(f"data.dataset: {path} is not JSON: {told}") from None
 
 
 def _row(source: Source, path: Path, number: int, value: object, raw: str) -> Row:
@@ -214,10 +215,14 @@ def _saved(path: Path) -> datasets.Dataset:
 
 def _from_hub(source: Source) -> Iterable[Any]:
     library = _require("datasets")
+    asked = hub_answers()
     try:
-        loaded: Iterable[Any] = library.load_dataset(source.dataset, split=source.split)
+        with nullcontext() if asked else data_from_cache_alone():
+            loaded: Iterable[Any] = library.load_dataset(source.dataset, split=source.split)
     except Exception as error:  # noqa: BLE001 - the hub's client raises dozens of kinds, all told in one line
         told = " ".join(str(error).split()) or type(error).__name__
+        if not asked:
+            told = f"the hub ({hub_name()}) does not answer, and it is not in the local cache"
         raise ConfigError(
             f"data.dataset: {source.dataset!r} (split {source.split!r}) is no local path and could not be "
             f"loaded by that name: {told}"
