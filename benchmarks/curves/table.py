@@ -115,7 +115,7 @@ def judge_healthy(first: int, count: int, verbose: bool) -> dict[str, float]:
             laws, held = laws + 1, held + (gain.low <= made.truth["gain"] <= gain.high)
     figures = {
         "false findings a healthy curve": sum(false.values()) / count,
-        "95% interval of the gain holds it": held / max(laws, 1),
+        "interval of the gain holds it": held / max(laws, 1),
         "seconds a curve (median)": float(np.median(took)),
     }
     print(f"{count} healthy curves, {laws} with a law; false findings: {dict(false)}")

@@ -16,7 +16,7 @@ from palingenesis.record.columns import Floats, Ints
 _DRAWS = 4000
 _SEED = 0
 #: A law that is off by so much more than noise makes no forecast; the noise of one that is not counts more.
-_MISFIT, _NOT_EXACT = 6.0, 4.0
+_MISFIT, _NOT_EXACT = 6.0, 12.0
 #: Parameters of a fit: floor, height, two of the shape, the learning rate's.
 _PARAMETERS = 5
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from palingenesis.findings.curve.analysis import CurveAnalysis, analyse
 from palingenesis.findings.curve.facts import facts_of, next_steps
-from palingenesis.findings.curve.told import SAID_BY, findings_of
-from palingenesis.findings.finding import Finding, Report
+from palingenesis.findings.curve.told import findings_of, not_said
+from palingenesis.findings.finding import Report
 from palingenesis.findings.pathologies import pathologies_of
 from palingenesis.findings.sources import is_record
 from palingenesis.record.reader import load_run
@@ -39,12 +39,6 @@ def examine(source: str) -> Examined:
     folder = folder if folder is not None and is_record(folder) else None
     analysis = analyse(log)
     of_run = pathologies_of(log if folder is None else load_run(folder))
-    findings = [*of_run, *_not_said(findings_of(analysis), of_run)]
+    findings = [*of_run, *not_said(findings_of(analysis), of_run)]
     steps = next_steps(analysis, Report("loss", tuple(findings)).ordered)
     return Examined(analysis, Report("loss", tuple(findings), facts_of(analysis, steps)), folder)
-
-
-def _not_said(of_curve: list[Finding], of_run: list[Finding]) -> list[Finding]:
-    """The findings of the curve that none of the run's says better."""
-    said = {finding.check for finding in of_run}
-    return [finding for finding in of_curve if not said & set(SAID_BY.get(finding.check, ()))]

@@ -106,7 +106,7 @@ def lines_of(analysis: CurveAnalysis) -> Iterator[tuple[str, str]]:
         gap = "" if one.gap is None else f", {one.gap:+.3g} against training"
         yield (
             "evaluation" if one.name == "eval/loss" else f"evaluation {one.name}",
-            f"{one.times} times, best {one.best:.4g} at step {one.best_step:.0f}, last {one.last:.4g} at "
+            f"{one.times} {'time' if one.times == 1 else 'times'}, best {one.best:.4g} at step {one.best_step:.0f}, last {one.last:.4g} at "
             f"step {one.last_step:.0f}{gap}",
         )
     for restart in analysis.restarts:
@@ -136,16 +136,20 @@ def _law(analysis: CurveAnalysis) -> str:
     return "; ".join(parts)
 
 
+def _steps(count: float) -> str:
+    return f"{count:.0f} {'step' if round(count) == 1 else 'steps'}"
+
+
 def _interval(one: Estimate) -> str:
     return f"{one.value:.3g} ({one.low:.3g} to {one.high:.3g})"
 
 
 def _spikes(analysis: CurveAnalysis) -> str:
     if not analysis.spikes:
-        return "0"
+        return "0 above what this curve's own noise reaches"
     named = [
         f"step {one.step:.0f} ({one.base:.3g} to {one.peak:.3g}, "
-        + ("not over" if one.recovery_steps is None else f"over after {one.recovery_steps:.0f} steps")
+        + ("not over" if one.recovery_steps is None else f"over after {_steps(one.recovery_steps)}")
         + ")"
         for one in analysis.spikes[:_NAMED]
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from palingenesis.findings.curve.analysis import CurveAnalysis
 from palingenesis.findings.curve.limits import CurveLimits
 from palingenesis.findings.finding import Finding
@@ -10,7 +12,7 @@ from palingenesis.findings.finding import Finding
 SAID_BY = {
     "curve.nonfinite": ("run.nonfinite",),
     "curve.spikes": ("run.loss_spike", "run.data_quality"),
-    "curve.plateau": ("run.lr_too_low",),
+    "curve.plateau": ("run.lr_too_low", "run.zero_loss_nan_norm"),
 }
 
 
@@ -28,6 +30,12 @@ def findings_of(analysis: CurveAnalysis, limits: CurveLimits | None = None) -> l
         _at_chance(analysis),
     ]
     return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
+
+
+def not_said(of_curve: Iterable[Finding], of_run: Iterable[Finding]) -> list[Finding]:
+    """The findings of the curve that none of the run's says better."""
+    said = {finding.check for finding in of_run}
+    return [finding for finding in of_curve if not said & set(SAID_BY.get(finding.check, ()))]
 
 
 def _nonfinite(analysis: CurveAnalysis) -> Finding | None:
