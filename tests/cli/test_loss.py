@@ -161,3 +161,18 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     path = log(tmp_path / "train.log", losses())
     program = f"sys.argv = ['pgs', 'loss', {path!r}]\nfrom palingenesis.cli import main\nmain()"
     run(program, forbid=("torch", "transformers", "matplotlib"))
+
+
+def test_what_is_not_known_of_a_sample_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "run", healthy_rows(0))
+    main(["loss", str(tmp_path / "run"), "--spikes"])
+    shown = capsys.readouterr().out
+    assert "spikes: 0 above what this curve's own noise reaches" in shown
+    assert "this run kept none: while it ran, no loss was called a spike" in shown
+    samples = (Sample(index=7, values={"x": 3}), Sample(index=8, tokens=1, loss_tokens=1))
+    write_spike(tmp_path / "run", Spike(40, "loss_spike", loss=9.5, microbatches=(MicroBatch(samples),)))
+    main(["loss", str(tmp_path / "run"), "--spikes"])
+    shown = capsys.readouterr().out
+    assert "    data set index 7: x 3\n    data set index 8: 1 token, 1 with loss\n" in shown

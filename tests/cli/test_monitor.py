@@ -193,6 +193,23 @@ def test_a_pipe_gets_a_line_at_each_change_and_ends_with_the_run(tmp_path: Path,
     assert "ended" in lines[-1] and "ended" not in lines[0]
 
 
+def test_what_is_waited_for_is_said_once(tmp_path: Path, capsys: Capture) -> None:
+    log = tmp_path / "late.log"
+    log.write_text("starting\n")
+
+    def late() -> None:
+        time.sleep(3.5)
+        log.write_text("".join(line(step, 20, 3 - step / 50) for step in range(1, 21)))
+
+    writer = threading.Thread(target=late)
+    writer.start()
+    assert main(["monitor", str(log), "--follow", "--every", "0.3", "--brief"]) == 0
+    writer.join()
+    told = capsys.readouterr()
+    assert told.err.count("waiting") == told.err.count("\n") == 1 and str(log) in told.err
+    assert "step 20 of 20" in told.out
+
+
 def test_a_document_comes_at_the_end(tmp_path: Path, capsys: Capture) -> None:
     log = tmp_path / "grow.log"
     with Grows(log, 20):

@@ -43,6 +43,15 @@ def test_one_document_and_nothing_else(folder: str, capsys: pytest.CaptureFixtur
     assert facts["fits"] is False
 
 
+def test_what_time_did_not_allow_is_said(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["profile", "--model", folder, "--gpu_memory_gb", "0.2", *SHORT]
+    assert main([*small, "--search_seconds", "0.000001"]) == 1
+    told = capsys.readouterr().out
+    assert "not tried, because --search_seconds was up: " in told and "--train.optimizer adamw_8bit" in told
+    assert main([*small, "--search_seconds", "0"]) == 1
+    assert "not tried" not in capsys.readouterr().out
+
+
 def test_without_a_card_there_is_no_verdict(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "--model", folder, *SHORT]) == 0
     assert "give --gpu_memory_gb or --gpu" in capsys.readouterr().out
@@ -64,6 +73,8 @@ def test_the_model_made_on_the_spot(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("--model", "/nowhere/at/all"), "no model folder"),
         (("--gpu", "a100-80gb", "--gpu_memory_gb", "80"), "both given"),
         (("--model", "DIR", "--gpu", "abacus"), "no card 'abacus'"),
+        (("--model", "DIR", "--gpu_memory_gb", "inf"), "--gpu-memory-gb"),
+        (("--model", "DIR", "--gpu_memory_gb", "nan"), "--gpu-memory-gb"),
         (("--model", "DIR", "--parallel.strategy", "fsdp2"), "--world_size"),
         (("--model", "DIR", "--train.optimiser", "sgd"), "did you mean --train.optimizer"),
     ],

@@ -30,9 +30,10 @@ def write(
     rows: Sequence[Mapping[str, Any]],
     events: Sequence[Event] = (),
     end: Mapping[str, Any] | None = None,
+    info: Mapping[str, Any] | None = None,
 ) -> Run:
     """A record of rows and events, in the order of their steps."""
-    writer = RecordWriter(folder, INFO)
+    writer = RecordWriter(folder, {**INFO, **(info or {})})
     writer.event(started())
     for row in rows:
         writer.metrics({"time": 1000.0 + row["train/global_step"], **row})

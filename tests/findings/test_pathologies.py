@@ -22,6 +22,7 @@ from tests.findings.runs import (
     packed_pair,
     write,
 )
+from tests.runlogs.made import made
 
 from palingenesis.findings import Finding, Report
 from palingenesis.findings.catalog import CATALOG
@@ -310,3 +311,17 @@ def test_a_folder_that_is_gone_costs_only_what_needs_its_rows(tmp_path: Path) ->
     run = lr_too_high(tmp_path / "run", 0, True)
     shutil.rmtree(tmp_path / "run")
     assert found(run) == ["run.lr_too_high"]
+
+
+@pytest.mark.parametrize(
+    ("after", "severity"), [([2.0] * 40, "warning"), ([2.0] * 3, "critical"), ([0.0] * 40, "critical")]
+)
+def test_one_batch_that_was_not_finite_has_not_ended_the_run(after: list[float], severity: str) -> None:
+    """A finite loss proves that the weights are whole; a zero stands for NaN and proves nothing."""
+    noise = np.random.default_rng(0).normal(0, 0.02, 43)
+    losses = [*(2.0 + noise), float("nan"), *(np.array(after) + noise[: len(after)] * (np.array(after) > 0))]
+    by_check = {one.check: one for one in pathologies_of(made(losses))}
+    finding = by_check["run.nonfinite"]
+    assert (finding.severity, finding.since, finding.evidence["rows"]) == (severity, 44, 1)
+    assert ("finite again since step 45" in finding.message) == (severity == "warning")
+    assert ("resume_from" in finding.fix) == (severity == "critical")

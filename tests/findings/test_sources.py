@@ -139,3 +139,43 @@ def test_the_plan_names_what_the_schedule_was_multiplied_by(tmp_path: Path) -> N
     (finding,) = pathologies_of(lr_schedule_planned(tmp_path / "run", 0, True))
     assert "times too fast, which is the number of micro-batches in a step" in finding.message
     assert finding.evidence["factor"] == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.parametrize("every", [1, 5, 10, 25])
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_a_planned_schedule_that_is_seen_at_few_steps_is_none_that_runs_slowly(
+    every: int, shape: str, tmp_path: Path
+) -> None:
+    """The record has a loss for every step, and a learning rate at checks alone."""
+    for total, warm, times in (
+        (100, 0, 1),
+        (200, 0, 1),
+        (200, 20, 1),
+        (900, 0, 1),
+        (900, 27, 1),
+        (900, 0, 4),
+    ):
+        rows = [{"train/global_step": step, "train/loss": 3 * step**-0.2} for step in range(1, total + 1)]
+        for row in rows[every - 1 :: every]:
+            done = (min(times * row["train/global_step"], total) - warm) / (total - warm)
+            left = 1 - done if shape == "linear" else 0.5 * (1 + np.cos(np.pi * done))
+            row["train/lr"] = 1e-3 * min(left, times * row["train/global_step"] / max(warm, 1))
+        training = {
+            "schedule": shape,
+            "total_steps": total,
+            "warmup_steps": warm,
+            "learning_rate": 1e-3,
+        }
+        run = write(tmp_path / f"{total}-{warm}-{times}", rows, info={"training": training})
+        found = [one.check for one in pathologies_of(run) if one.check == "run.lr_schedule"]
+        assert found == ["run.lr_schedule"] * (times > 1), (total, warm, times)
+
+
+def test_a_rate_far_too_high_leads_where_all_is_lost_after_a_few_steps() -> None:
+    loss = [7.38, 7.35, 116.0, 350.0, 1117.0, 880.0, 637.0, 1284.0, 747.0, 1911.0, 3864.0, *[np.nan] * 40]
+    norm = [4.3, 4.0, 104.0, 871.0, 73.0, 83.0, 78.0, 122.0, 164.0, 1e16, *[np.nan] * 41]
+    found = pathologies_of(made(loss, grad_norm=norm, lr=np.full(51, 3.0)))
+    assert [one.check for one in found][:2] == ["run.lr_too_high", "run.nonfinite"]
+    assert found[1].explained_by == ("run.lr_too_high",)
+    falling = [7.4, 7.2, 7.0, 6.6, 6.5, 6.3, 6.4, 6.1, 6.0, 5.9]
+    assert pathologies_of(made(falling, grad_norm=[4.0, 3.0, 2.5, 9.0, 8.0, 7.0, 9.0, 8.0, 7.0, 8.0])) == []

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from tests.findings.foreign import write_as
@@ -46,7 +47,7 @@ def test_a_single_finding_needs_no_story(tmp_path: Path) -> None:
 def test_what_was_read_is_said(wrong: Path, tmp_path: Path) -> None:
     lines = facts_in_words(report_on("explain", wrong).facts)
     assert lines[0].startswith(f"{wrong}: palingenesis, 600 rows, to step 600")
-    assert lines[1].startswith("CRITICAL: step 551")
+    assert lines[1].startswith("the monitor's verdict: CRITICAL: step 551")
     run = write(tmp_path / "run", healthy_rows(0, 100))
     log = write_as("transformers 5", run, tmp_path / "log")
     lines = facts_in_words(report_on("explain", log).facts)
@@ -121,6 +122,18 @@ def test_diagnose_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.Captur
     assert told(capsys).splitlines()[-1] == "diagnose: nothing found"
 
 
+def test_what_the_curve_shows_stands_where_it_began(tmp_path: Path) -> None:
+    """A plateau from step 200 on, and one loss of step 450 that is not finite."""
+    rng = np.random.default_rng(0)
+    losses = np.concatenate([np.linspace(5, 4, 200), np.full(400, 4.0)]) + rng.normal(0, 0.02, 600)
+    losses[449] = np.nan
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step={at} loss={loss:.4f}\n" for at, loss in enumerate(losses, 1)))
+    findings = report_on("explain", log).findings
+    assert [one.check for one in findings] == ["curve.plateau", "run.nonfinite"]
+    assert "step 450" in list(story(findings))[-1]
+
+
 @pytest.mark.parametrize("command", [["explain"], ["diagnose", "--mode", "post", "--log_file"]])
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02\xff" * 50, b"hello\nworld\n", b"1.0\n", None])
 def test_bad_input_is_one_line(
@@ -139,3 +152,27 @@ def test_bad_input_is_one_line(
     assert code == 2
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
+
+
+def test_commands_agree_on_a_plateau(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loss that falls and then stands still is told by every command that reads a whole log."""
+    rng = np.random.default_rng(0)
+    losses = np.concatenate([np.linspace(5, 4, 200), np.full(400, 4.0)]) + rng.normal(0, 0.02, 600)
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step={at} loss={loss:.4f}\n" for at, loss in enumerate(losses, 1)))
+    for command in (["explain"], ["loss"], ["monitor"], ["diagnose", "--mode", "post", "--log_file"]):
+        assert main([*command, str(log)]) == 1
+        assert "WARNING curve.plateau" in told(capsys)
+
+
+@pytest.mark.parametrize("command", [["explain"], ["diagnose", "--mode", "post", "--log_file"]])
+def test_a_single_loss_is_told_in_one_line(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "one.log"
+    log.write_text("step=1 loss=2.0\n")
+    assert main([*command, str(log)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    log.write_text("step=1 loss=nan\n")
+    assert main([*command, str(log)]) == 1

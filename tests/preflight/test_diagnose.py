@@ -176,5 +176,6 @@ def test_a_log_of_another_trainer(tmp_path: Path) -> None:
     )
     (finding,) = diagnose_log(log).findings
     assert finding.check == "run.nonfinite" and finding.since == 2
+    assert finding.severity == "critical" and finding.evidence["rows"] == 2
     with pytest.raises(RunLogError, match="there is no"):
         diagnose_log(tmp_path / "missing")

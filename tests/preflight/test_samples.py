@@ -183,6 +183,9 @@ def test_the_first_rows_of_every_source_by_weight(tmp_path: Path, write: Callabl
         ({"turns": [{"from": "human", "value": "Hi"}]}, "set data.messages_field to turns"),
         ({"question": "a", "answer": "b"}, "rename the field question to prompt and answer to completion"),
         ({"mesages": 1}, "rename the field mesages to messages"),
+        ({"text": "Once"}, "for plain text list the file under data.sources with mode: pretrain"),
+        ({"messages": None}, ""),
+        ({"messages": []}, ""),
         ({"x": "y"}, ""),
     ],
 )

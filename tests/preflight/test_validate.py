@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from tests.cases.build import rows, save_model, sentence, write_rows
 from tests.preflight.conftest import MODEL, conversation
@@ -370,7 +371,6 @@ def test_a_message_without_text_is_no_missing_field(write: Callable[..., Path]) 
 
 
 def test_what_a_collator_of_ones_own_does_is_mended_there(write: Callable[..., Path]) -> None:
-    import torch
 
     def all_of_it(batch: Any) -> dict[str, Any]:
         ids = [torch.tensor(row["input_ids"]) for row in batch]
@@ -406,6 +406,48 @@ def test_everything_trained_but_what_pads_is_named_by_both_faults(pads: bool, tm
     untrained = found["masking.end_of_turn_untrained"]
     assert untrained.evidence["pad_is_end_of_turn"] is True
     assert "every '<|im_end|>' is masked" in untrained.message and "also pads" in untrained.fix
+
+
+def test_the_collator_of_another_library_is_taken_as_it_is(tmp_path: Path) -> None:
+    """That of transformers for plain text fails on rows that have labels."""
+    from transformers import DataCollatorForLanguageModeling
+
+    plain = DataCollatorForLanguageModeling(save_model(tmp_path / "model", pad="<|im_end|>"), mlm=False)
+    path = write_rows(tmp_path / "rows.jsonl", rows(6))
+    config = target_of(None, [("train.per_device_batch_size", "3")], str(tmp_path / "model"), str(path))
+    found = {finding.check for finding in validate(config, collate=plain).findings}
+    assert found == {"masking.all_loss", "masking.end_of_turn_untrained"}
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (None, "returned nothing"),
+        ({"input_ids": torch.zeros(2, 3)}, r"returned \(2, 3\) and \(\)"),
+        ({"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 2)}, r"returned \(2, 3\) and \(2, 2\)"),
+        (ZeroDivisionError("by zero"), r"fails \(ZeroDivisionError: by zero\): it is called with"),
+    ],
+)
+def test_a_collator_that_makes_no_batch_is_refused(
+    returned: Any, told: str, write: Callable[..., Path]
+) -> None:
+    def collate(batch: Any) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    with pytest.raises(ConfigError, match=told):
+        checked(write(*rows(2)), collate=collate)
+
+
+def test_the_fix_for_a_collator_that_was_given_is_to_mend_it(write: Callable[..., Path]) -> None:
+    def without_loss(batch: Any) -> dict[str, Any]:
+        ids = [torch.tensor(row["input_ids"]) for row in batch]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        return {"input_ids": padded, "labels": torch.full_like(padded, -100)}
+
+    (finding,) = checked(write(*rows(20)), collate=without_loss).findings
+    assert finding.check == "masking.no_loss_tokens" and "mend the collator" in finding.fix
 
 
 def test_evaluation_data_that_cannot_be_read_is_named_by_its_option(write: Callable[..., Path]) -> None:

@@ -17,7 +17,13 @@ from tests.runlogs.made import made
 
 from palingenesis.cli.entry import main
 from palingenesis.record.reader import load_run
-from palingenesis.report.compare import compare, comparison_document, settings_that_differ, tell_parting
+from palingenesis.report.compare import (
+    compare,
+    comparison_document,
+    figures_of,
+    settings_that_differ,
+    tell_parting,
+)
 from palingenesis.report.compare_page import render_comparison, write_comparison
 from palingenesis.report.parting import PartingLimits, apart, parting_of
 from palingenesis.report.subject import Subject, open_subject, subject_of
@@ -66,6 +72,46 @@ def test_a_nan_of_one_run_only_is_a_difference() -> None:
     (difference,) = parting_of(of_log(noisy(0)), of_log(broken)).differences
     assert (difference.signal, difference.step) == ("train/loss", 100)
     assert parting_of(of_log(broken), of_log(broken)).first_step is None
+
+
+def test_an_infinite_number_of_one_run_only_is_a_difference() -> None:
+    other = noisy(0)
+    other[30] = np.inf
+    for one, two in ((other, noisy(0)), (noisy(0), other)):
+        parting = parting_of(of_log(one), of_log(two))
+        assert {one.signal: one.step for one in parting.differences} == {"train/loss": 31}
+    assert parting_of(of_log(other), of_log(other)).first_step is None
+
+
+def test_runs_that_are_the_same_for_long_are_judged_by_the_noise_after_it() -> None:
+    """The same seed, and something small changed late: where they are the same to the bit is no noise."""
+    called = 0
+    for seed in range(60):
+        first, second = noisy(seed), noisy(seed)
+        second[250:] = noisy(seed + 1000)[250:]
+        side = apart(column(first), column(second), PartingLimits())
+        assert side is not None
+        assert side.low < side.difference < side.high
+        called += side.step is not None
+    assert called <= 1
+
+
+def test_the_noise_of_the_start_does_not_hide_what_differs_at_the_end() -> None:
+    """A loss that falls from 30 has noise that falls with it."""
+    first = noisy(0)
+    wild = 30 * np.exp(-np.arange(400) / 60) * (1 + 0.3 * np.random.default_rng(2).standard_normal(400))
+    side = apart(column(first), column(first + wild + 1.0), PartingLimits())
+    assert side is not None
+    assert side.step is not None
+    assert not side.lower
+    assert 0.9 < side.low <= side.difference <= side.high < 1.2
+
+
+def test_the_best_evaluation_is_the_lowest() -> None:
+    every = np.full(400, np.nan)
+    every[[99, 199, 299]] = 2.0, 1.5, 1.8
+    figures = figures_of(of_log(noisy(0), eval_loss=every))
+    assert (figures.best_eval, figures.best_eval_step) == (1.5, 200)
 
 
 def test_runs_that_differ_by_noise_do_not_part() -> None:
@@ -142,6 +188,15 @@ def test_settings_that_differ() -> None:
     ]
     assert same == 1
     assert settings_that_differ([{}, {"a": None}])[0][0].values == ("–", "none")
+
+
+def test_options_that_only_another_kind_of_loop_has_are_no_difference() -> None:
+    one = {"training": {"by": "pgs train", "options": {"train.x": 1}}}
+    others = [
+        {"training": {"by": "trl", "options": {"bf16": True, "max_steps": steps}}} for steps in (20, 30)
+    ]
+    settings, _ = settings_that_differ([one, *others])
+    assert [setting.name for setting in settings] == ["training.by", "training.options.max_steps"]
 
 
 # -- records -------------------------------------------------------------------------------------------------

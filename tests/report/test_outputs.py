@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from rich.cells import cell_len
 from tests.report import runs
 from tests.report.conftest import SMALL
 
+from palingenesis.findings.finding import Finding
 from palingenesis.record.reader import Run, load_run
+from palingenesis.record.verdict import WORDS
 from palingenesis.report import render_text, to_json
+from palingenesis.report.verdicts import overall
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -23,7 +27,7 @@ def test_no_line_of_text_is_too_long(name: str, width: int, run_of: Callable[[st
     text = render_text(run_of(name), width)
     lines = [line for line in text.splitlines() if not line.startswith("Page: ")]
     assert max(map(cell_len, lines)) <= width
-    assert text.startswith(run_of(name).verdict + ":")
+    assert text.startswith(to_json(run_of(name))["verdict"] + ":")
     assert text.endswith("\n")
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -57,10 +61,11 @@ def test_json_is_strict(name: str, run_of: Callable[[str], Run]) -> None:
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
     assert list(document) == [
-        "verdict", "sentence", "run", "counts", "first", "findings", "alarms", "incidents", "unconfirmed",
-        "events", "spikes", "monitored",
+        "verdict", "sentence", "record_verdict", "run", "counts", "first", "findings", "alarms", "incidents",
+        "unconfirmed", "events", "spikes", "monitored",
     ]  # fmt: skip
-    assert document["verdict"] == run.verdict
+    assert document["record_verdict"] == run.verdict
+    assert WORDS.index(document["verdict"]) <= WORDS.index(run.verdict)
     assert len(document["events"]) == len(run.events)
 
 
@@ -116,3 +121,25 @@ def test_json_and_text_of_a_run_without_its_events(tmp_path: Path) -> None:
 def test_importing_the_report_imports_no_torch() -> None:
     program = "import sys, palingenesis.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_verdict_is_the_worse_of_events_and_findings(run_of: Callable[[str], Run]) -> None:
+    run = run_of("killed")
+    likely = Finding("run.overfitting", "warning", "evaluation rises", {}, "stop", confidence=0.75)
+    doubtful = replace(likely, severity="critical", confidence=0.35)
+    assert overall(run.verdict, "killed", [doubtful]) == ("INTERRUPTED", "killed")
+    assert overall(run.verdict, "killed", [doubtful, likely]) == ("WARNING", "evaluation rises")
+    assert overall("CRITICAL", "NaN", [likely]) == ("CRITICAL", "NaN")
+    assert overall("HEALTHY", "well", [likely, replace(likely, severity="critical", message="lost")]) == (
+        "CRITICAL",
+        "lost",
+    )
+
+
+def test_what_is_found_over_the_whole_run_is_on_top_and_the_monitor_beside_it(
+    run_of: Callable[[str], Run],
+) -> None:
+    text = " ".join(render_text(run_of("resumed")).split())
+    assert text.startswith("CRITICAL: after the resume from step 200")
+    assert "What the monitor said of it: HEALTHY: " in text
+    assert "There is nothing to look at first" not in text

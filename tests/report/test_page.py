@@ -103,7 +103,7 @@ def test_names_are_shown_and_not_run(page_of: Callable[[str], str]) -> None:
         ("faulty", "CRITICAL"),
         ("nasty", "PARTLY MONITORED"),
         ("killed", "INTERRUPTED"),
-        ("resumed", "HEALTHY"),
+        ("resumed", "CRITICAL"),
         ("warming_up", "UNKNOWN"),
         ("bare", "UNKNOWN"),
         ("one_layer", "WARNING"),
@@ -181,7 +181,8 @@ def test_a_page_without_its_events_says_so(tmp_path: Path) -> None:
     run = runs.faulty(tmp_path / "run")
     (run / "events.jsonl").unlink()
     page = write_html(load_run(run)).read_text(encoding="utf-8")
-    assert '<span class="word">UNKNOWN</span>' in page
+    assert '<span class="word">CRITICAL</span>' in page  # the losses show it
+    assert "What the monitor said of it: UNKNOWN: " in page
     assert "19 of 19 events are missing from the record: run `pgs verify` on it" in page
     assert "Run pgs verify on the folder" in page
     assert "Train longer" not in page

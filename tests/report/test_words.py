@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from palingenesis.report.words import count, duration, moment, number, plain, tail, times, visible
+from palingenesis.report.words import count, duration, moment, number, plain, sentence, tail, times, visible
 
 
 def test_characters_that_act_are_shown_as_escapes() -> None:
@@ -59,3 +59,9 @@ def test_counts_times_and_durations() -> None:
     assert duration("2026-01-02T03:04:05Z", "2026-01-03T04:05:05Z") == "1 day 1 hour"
     assert duration("2026-01-02T03:04:05Z", None) is None
     assert plain(("a ", "b\n")) == "a b\\n"
+
+
+def test_a_sentence_that_begins_with_a_name_keeps_it() -> None:
+    assert sentence("lm_head has drifted") == "lm_head has drifted."
+    assert sentence("model.norm: gone") == "model.norm: gone."
+    assert sentence("the loss rose") == "The loss rose."

@@ -78,6 +78,17 @@ def test_lines_of_other_programs_colours_and_bars_between(name: str, tmp_path: P
     assert log.unread > 0 and any(event.kind == "warning" for event in log.events)
 
 
+def test_progress_bars_are_passed_over(tmp_path: Path) -> None:
+    """Many stand in one line; those of training are read, and none is more than one line that was not."""
+    bars = [f"\r {step:2d}%|██        | {step}/100 [00:01<01:00,  1.0s/it]" for step in range(100)]
+    others = [f"\rMap: {share}%|█| {share}/100 [00:00<00:01]" for share in range(100)]
+    row = "\r{'loss': '4.6', 'grad_norm': '1.2', 'learning_rate': '0.001', 'epoch': '0.1'}\n"
+    text = "".join(others) + "\n" + "".join("".join(bars[10 * at : 10 * at + 10]) + row for at in range(10))
+    log = read(tmp_path, text)
+    assert (log.format, log.rows, log.total_steps) == ("transformers", 10, 100)
+    assert (log.lines, log.unread) == (11, 1)
+
+
 REPEATED = 400
 
 

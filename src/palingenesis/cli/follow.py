@@ -10,6 +10,8 @@ from palingenesis.findings.status import Status
 
 #: A look at a long log takes a while: so many times as long nothing is done after it.
 _REST = 4
+#: Seconds of waiting for a first loss after which it is said.
+_PATIENCE = 2.0
 
 
 def followed(source: str, *, every: float, brief: bool, silent: bool) -> Status:
@@ -26,10 +28,20 @@ def followed(source: str, *, every: float, brief: bool, silent: bool) -> Status:
     """
     looks = _looks(source, every)
     if silent:
-        return _last(looks)
+        return _last(_waited_for(looks, source))
     if brief or not sys.stdout.isatty():
-        return _in_lines(looks)
+        return _in_lines(_waited_for(looks, source))
     return _in_place(looks, source)
+
+
+def _waited_for(looks: Iterator[Status | None], source: str) -> Iterator[Status | None]:
+    """Say once that there is nothing to show yet, where nothing else would."""
+    began, told = time.monotonic(), False
+    for status in looks:
+        if status is None and not told and time.monotonic() - began > _PATIENCE:
+            sys.stderr.write(f"pgs: {source}: no two losses yet; waiting for them\n")
+            told = True
+        yield status
 
 
 def _looks(source: str, every: float) -> Iterator[Status | None]:

@@ -105,20 +105,23 @@ def _kept(examined: Examined, source: str) -> list[Spike]:
 
 
 def _print_batches(kept: list[Spike]) -> None:
-    from palingenesis.report.batches import spikes_of
+    from palingenesis.report.batches import UNKNOWN, spikes_of
 
     say("")
     spikes = spikes_of(kept)
     if not spikes.shown:
-        say("batches of spikes: this run kept none")
+        say(
+            "batches of spikes: this run kept none: while it ran, no loss was called a spike (that is judged "
+            "without knowing what comes after)"
+        )
         return
     say("batches of spikes:")
     for one in spikes.shown:
         say(f"  step {one.step}: {one.message}{f' ({one.about})' if one.about else ''}")
         for when, samples in (("", one.samples), ("the step before: ", one.before)):
             for row in samples:
-                more = f" ({row.others})" if row.others else ""
-                say(f"    {when}{row.name}: {row.tokens} tokens: {row.text}{more}")
+                known = [text for text in (row.tokens, row.text, row.others) if text not in ("", UNKNOWN)]
+                say(f"    {when}{': '.join([row.name, *known])}")
         if one.left_out:
             say(f"    and {one.left_out} more samples")
         for note in one.notes:

@@ -76,13 +76,13 @@ def profile(
         fit = estimate.on(card)
         found = _Found() if card is None else _search(fit, search_seconds)
     tried, limits = found.tried, found.limits
-    facts = facts_of(fit, tried, limits, found.without)
+    facts = facts_of(fit, tried, limits, found.without, not_tried=found.left_out)
     report = Report("profile", findings_of(fit, tried, limits, found.without), facts)
     if json:
         print_json(to_json(report))
         return report.code
     console = _console()
-    _show(fit, tried, limits, console)
+    _show(fit, found, console)
     print_findings(report, console)
     return report.code
 
@@ -94,6 +94,7 @@ class _Found:
     tried: list[Tried] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     without: Fit | None = None
+    left_out: list[str] = field(default_factory=list)
 
 
 def _search(fit: Fit, seconds: float) -> _Found:
@@ -103,7 +104,7 @@ def _search(fit: Fit, seconds: float) -> _Found:
 
     budget = Budget(seconds)
     budget.took(fit.estimate.seconds / 2)  # the first was traced from its beginning
-    found = _Found()
+    found = _Found(left_out=budget.left_out if seconds else [])
     found.tried = [] if fit.fits else what_would_fit(fit, budget)
     found.without = without_kernels(fit, budget)
     found.limits = [find(fit, budget) for find in (largest_batch, longest_rows) if not budget.spent]
@@ -128,7 +129,7 @@ def _quiet() -> Any:
 # -- what is shown -----------------------------------------------------------------------------------------
 
 
-def _show(fit: Fit, tried: list[Tried], limits: list[Limit], console: Console) -> None:
+def _show(fit: Fit, found: _Found, console: Console) -> None:
     from palingenesis.preflight.memory.findings import in_words
     from palingenesis.preflight.memory.picture import draw
 
@@ -143,16 +144,18 @@ def _show(fit: Fit, tried: list[Tried], limits: list[Limit], console: Console) -
     lines.append(f"  LM head and loss alone take {in_words(use.loss_peak)} at their most")
     lines += ["", *draw(use, width=min(console.width, _WIDEST), plain=plain).lines, ""]
     lines += ["added to the peak:", *_margin(fit, console), ""]
-    if tried:
+    if found.tried:
         lines.append("what would make it fit, cheapest first, each traced:")
-        for one in tried:
+        for one in found.tried:
             verdict = "fits" if one.fits else "does not fit"
             lines.append(
                 f"  {in_words(one.fit.total):>10}  {verdict:<12}  {one.change.words}  ({one.change.cost})"
             )
         lines.append("")
-    if limits:
-        lines += [f"  {_limit(limit)}" for limit in limits] + [""]
+    if found.left_out:
+        lines += [f"not tried, because --search_seconds was up: {', '.join(found.left_out)}", ""]
+    if found.limits:
+        lines += [f"  {_limit(limit)}" for limit in found.limits] + [""]
     lines += [f"traced in {estimate.seconds:.1f} s", ""]
     for line in lines:
         say(line.rstrip())

@@ -76,9 +76,11 @@ def _run(run: Run, format: Format, out: Path | None) -> _Shown:
     from palingenesis.record.format import REPORT_FILE
     from palingenesis.record.verdict import HEALTHY
     from palingenesis.report import render_text, to_json, write_html
+    from palingenesis.report.verdicts import overall
 
-    code = Report("report", tuple(pathologies_of(run))).code if run.verdict == HEALTHY else FOUND
-    verdict = f"{run.verdict}: {run.verdict_sentence}"
+    findings = tuple(pathologies_of(run))
+    code = Report("report", findings).code if run.verdict == HEALTHY else FOUND
+    verdict = ": ".join(overall(run.verdict, run.verdict_sentence, findings))
     if format == "html":
         return _Shown(f"{verdict}\nreport: {write_html(run, out or run.folder / REPORT_FILE)}", code)
     told = to_json(run) if format == "json" else render_text(run, _width())

@@ -69,7 +69,10 @@ class Limits:
     """First losses, the lowest of which is where it began: without a warm-up the second is up already."""
 
     climb_window: int = 9
-    """Losses in a row whose median is compared with that."""
+    """Losses in a row whose median is compared with that; fewer where there are not so many."""
+
+    climb_least: int = 5
+    """So many at least."""
 
     climb_noise: float = 6.0
     """The rise is also so many standard errors of where it began."""
@@ -126,6 +129,9 @@ class Limits:
 
     hidden_rows: int = 3
     """Last rows with a finite loss and a norm that is not: fewer may be a skipped batch."""
+
+    recovered_rows: int = 10
+    """Finite losses to the end that show weights to be whole: with NaN in them no loss is finite."""
 
     # -- data
 

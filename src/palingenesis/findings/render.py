@@ -105,7 +105,11 @@ def _summary(report: Report) -> Text:
     counts = {
         severity: sum(finding.severity == severity for finding in report.findings) for severity in SEVERITIES
     }
-    told = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
+    told = ", ".join(
+        f"{count} warnings" if severity == "warning" and count > 1 else f"{count} {severity}"
+        for severity, count in counts.items()
+        if count
+    )
     return Text(f"{report.command}: {told}; pgs explain ID says more about one")
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from palingenesis.events import Event, Severity
+from palingenesis.findings.skips import Skips, scaled_away, skips_of
 from palingenesis.record.columns import Floats
 from palingenesis.record.format import METRICS_FILE, NON_FINITE, RUN_FILE, STEP_KEY, decode
 from palingenesis.record.lines import read_lines
@@ -123,6 +124,10 @@ class Source(Protocol):
     def resolution(self) -> float:
         """The smallest difference between two losses that can show; 0 where every bit is there."""
 
+    @property
+    def skips(self) -> Skips | None:
+        """What a log tells of skipped steps; a record has events of them."""
+
     def series(self, name: str) -> Series:
         """The finite values of a metric."""
 
@@ -204,6 +209,10 @@ class RecordSource:
     @property
     def resolution(self) -> float:
         return 0.0
+
+    @property
+    def skips(self) -> None:
+        return None
 
     def series(self, name: str) -> Series:
         if name not in self.names:  # `in` on the columns would look for similar names
@@ -327,8 +336,14 @@ class LogSource:
         order = np.argsort(column.step, kind="stable")
         return Series(column.step[order], column.value[order])
 
+    @cached_property
+    def skips(self) -> Skips:
+        return skips_of(self.log)
+
     def nonfinite(self, name: str) -> list[int]:
         column = self.log.live(name)
+        if not column or (name in (NORM, RAW_NORM) and scaled_away(self.log, column)):
+            return []
         lost = ~np.isfinite(column.value) & np.isfinite(column.step)
         return [int(step) for step in column.step[lost]]
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from palingenesis.record.columns import Floats
 
+#: Losses whose median stands for the training loss at an evaluation: a single one is noise.
+RECENT = 20
 #: A long series is first made this many medians: fewer pairs, and noise that hangs together counts once.
 MOST_BLOCKS = 64
 
@@ -115,3 +117,9 @@ def _log_chance(count: int, heads: int) -> float:
 def spread(values: Floats) -> float:
     """A standard deviation from the median distance to the median."""
     return float(1.4826 * np.median(np.abs(values - np.median(values)))) if len(values) else math.nan
+
+
+def above_recent(steps: Floats, losses: Floats, step: float, value: float) -> float | None:
+    """How far an evaluation lies above the training losses just before it; ``None`` where there is none."""
+    before = losses[steps <= step][-RECENT:]
+    return value - float(np.median(before)) if len(before) else None

@@ -231,7 +231,7 @@ def _memory(config: TrainConfig, gpu_bytes: int | None, world_size: int) -> Repo
     budget = Budget(SEARCH_SECONDS)
     budget.took(fit.estimate.seconds)
     tried = what_would_fit(fit, budget) if fit.fits is False else []
-    return Report("profile", findings_of(fit, tried), facts_of(fit, tried))
+    return Report("profile", findings_of(fit, tried), facts_of(fit, tried, not_tried=budget.left_out))
 
 
 def _card() -> int | None:

@@ -192,8 +192,12 @@ def propose(source: Source, data: Mapping[str, Any]) -> str:
         if asked in data and answered in data:
             return f"rename the field {asked} to prompt and {answered} to completion"
     for name in map(str, data):
+        if name in MESSAGE_FIELDS:
+            continue  # it is there, and holds nothing
         if near := get_close_matches(name.lower(), MESSAGE_FIELDS, n=1):
             return f"rename the field {name} to {near[0]}"
+    if isinstance(data.get("text"), str):
+        return "for plain text list the file under data.sources with mode: pretrain"
     return ""
 
 
@@ -267,12 +271,40 @@ def batches(
     size = size or config.train.per_device_batch_size
     packed = config.data.packing if packed is None else packed
     pad = tokenizer.pad_token_id
-    collate = collate or collator(int(pad) if isinstance(pad, int) else 0, packed=packed)
+    made = collator(int(pad) if isinstance(pad, int) else 0, packed=packed)
     groups = _packed(samples, config) if packed else [[sample] for sample in samples]
     for start in range(0, len(groups), size):
         chosen = groups[start : start + size]
-        tensors = collate([_row(group, packed=packed) for group in chosen])
+        rows = [_row(group, packed=packed) for group in chosen]
+        tensors = made(rows) if collate is None else _by_own(collate, rows)
         yield Batch(tensors, _documents(tensors, chosen), packed)
+
+
+def _by_own(collate: Collate, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What a collator of somebody's own makes of rows: with labels, or without where it takes none.
+
+    Raises:
+        ConfigError: it fails, or its batches are none.
+    """
+    try:
+        tensors = collate(rows)
+    except Exception as error:  # noqa: BLE001 - any code; those that make labels themselves fail on given ones
+        try:
+            tensors = collate([{"input_ids": row["input_ids"].tolist()} for row in rows])
+        except Exception:  # noqa: BLE001 - the first reason is the one to tell
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(
+                f"the collator that was given fails ({told}): it is called with a list of rows, each with "
+                "input_ids and labels, or with input_ids alone"
+            ) from error
+    shapes = [getattr(tensors.get(name), "shape", ()) for name in ("input_ids", "labels")] if tensors else []
+    if not shapes or shapes[0] != shapes[1] or len(shapes[0]) != 2:
+        told = " and ".join(str(tuple(shape)) for shape in shapes) or "nothing"
+        raise ConfigError(
+            f"the collator that was given returned {told}: it is to return input_ids and labels, two "
+            "tensors of one shape, rows by positions"
+        )
+    return tensors
 
 
 def _row(group: Sequence[Sample], *, packed: bool) -> dict[str, Any]:

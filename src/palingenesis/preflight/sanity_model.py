@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from palingenesis.errors import ConfigError, PalingenesisError
 from palingenesis.findings import Finding
+from palingenesis.preflight.weights import opened, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -204,13 +205,11 @@ def check_rounding(config: TrainConfig) -> list[Finding]:
 def _saved(name: str) -> Iterator[torch.Tensor]:
     """Some rows of every matrix in a local folder, spread over all of it, the same share of each."""
     import torch
-    from safetensors import safe_open
 
-    folder = Path(name).expanduser()
-    paths = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    paths = weight_files(name)
     every = max(1, sum(path.stat().st_size for path in paths) // _READ_BYTES)
     for path in paths:
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             for key in file.keys():  # noqa: SIM118 - no mapping
                 part = file.get_slice(key)
                 shape = part.get_shape()

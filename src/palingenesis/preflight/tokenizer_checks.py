@@ -7,10 +7,10 @@ apart are checked in :mod:`palingenesis.preflight.checks.setup`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.findings import Finding
+from palingenesis.preflight.weights import opened, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,15 +81,12 @@ def _spare_rows(tokenizer: Any, text: Any) -> Iterator[Finding]:
 
 def _head(config: TrainConfig, text: Any) -> Iterator[Finding]:
     """A head of its own that is in none of the files."""
-    folder = Path(config.model.name_or_path).expanduser()
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    files = weight_files(config.model.name_or_path)
     if not files or getattr(text, "tie_word_embeddings", False):
         return
-    from safetensors import safe_open
-
     names: list[str] = []
     for path in files:
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             names += file.keys()
     if any(name.endswith(_HEADS) for name in names):
         return
@@ -98,8 +95,8 @@ def _head(config: TrainConfig, text: Any) -> Iterator[Finding]:
     yield Finding(
         "config.head_missing",
         "critical",
-        f"the config.json in {str(folder)!r} says that the LM head is not tied to the embedding, and no file "
-        "has its weights",
+        f"the config.json in {config.model.name_or_path!r} says that the LM head is not tied to the "
+        "embedding, and no file has its weights",
         {"files": [path.name for path in files]},
         "set tie_word_embeddings to true in config.json if the model was trained so, or save it anew with "
         "its head",

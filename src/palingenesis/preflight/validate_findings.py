@@ -88,7 +88,7 @@ class Judge:
         if seen.example:
             message += f"; line {seen.places[0][1]}: {seen.example}"
         numbers: dict[str, Any] = {"count": seen.count, "share": share}
-        fix = OWN_COLLATOR if self.own_collator and rule.by_template else rule.fix
+        fix = OWN_COLLATOR if self.own_collator and rule.by_collator else rule.fix
         if rule.check == "masking.end_of_turn_untrained" and self.pad_is_end:
             numbers["pad_is_end_of_turn"] = True
             fix = (
@@ -109,7 +109,7 @@ class Judge:
             "truncation": self._make_room(),
             "weights": "give an answer of the row a weight of 1, or delete the row from data.dataset",
             "turns": "set data.last_turn_only to false",
-            "collator": COLLATOR,
+            "collator": OWN_COLLATOR if self.own_collator else COLLATOR,
         }
         most = max(lost, key=lambda cause: lost[cause])
         severity: Severity = "critical" if "collator" in lost or seen.count == self._rows() else "warning"

@@ -49,9 +49,9 @@ class Rule:
     odd: float | None
 
     @property
-    def by_template(self) -> bool:
-        """Whether the chat template decides it, where training's own collator is used."""
-        return self.fix.startswith("set model.chat_template")
+    def by_collator(self) -> bool:
+        """Whether a collator that was given decides it: else the chat template, or training's own."""
+        return self.fix == COLLATOR or self.fix.startswith("set model.chat_template")
 
 
 def finding(check: str, severity: Severity, told: str, fix: str, odd: float | None = None) -> Rule:

@@ -13,6 +13,8 @@ _SAMPLES = 32
 _LONG_TEXT = 400
 _LONG_NAME = 120
 _FIRST_TOKENS = 12
+#: What stands where nothing is known.
+UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _rows(batches: Sequence[MicroBatch]) -> tuple[list[SampleRow], int]:
 
 def _row(place: int, batch: MicroBatch, sample: Sample) -> SampleRow:
     loss = "" if batch.loss is None else f", loss {number(batch.loss)}"
-    tokens = "–" if sample.tokens is None else f"{sample.tokens:,}"
+    tokens = UNKNOWN if sample.tokens is None else count(sample.tokens, "token")
     if sample.loss_tokens is not None:
         tokens += f", {sample.loss_tokens:,} with loss"
     text = sample.text
@@ -101,7 +103,7 @@ def _row(place: int, batch: MicroBatch, sample: Sample) -> SampleRow:
         batch=f"{place}{loss}",
         name=visible(sample.name, _LONG_NAME),
         tokens=tokens,
-        text=visible(text or "–", _LONG_TEXT),
+        text=visible(text or UNKNOWN, _LONG_TEXT),
         others=visible(others, _LONG_TEXT),
     )
 

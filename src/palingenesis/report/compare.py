@@ -22,6 +22,7 @@ LETTERS = "ABCDEF"
 MOST_RUNS = len(LETTERS)
 
 _ABSENT = object()
+_UNKNOWN = "–"
 #: A last value is the median of so many of the last ones.
 _LAST = 10
 
@@ -74,9 +75,20 @@ def settings_that_differ(configs: Sequence[Mapping[str, Any]]) -> tuple[tuple[Se
         if all(value == values[0] for value in values):
             same += 1
         else:
-            shown = tuple("–" if value is _ABSENT else option_value(value) for value in values)
+            shown = tuple(_UNKNOWN if value is _ABSENT else option_value(value) for value in values)
             differ.append(Setting(visible(name), shown))
-    return _without_repeats(differ), same
+    return _without_repeats(_of_one_loop(differ)), same
+
+
+def _of_one_loop(settings: list[Setting]) -> list[Setting]:
+    """Between two kinds of loops: the own options that only one of them has say nothing of a difference."""
+    if all(setting.name != "training.by" for setting in settings):
+        return settings
+    return [
+        setting
+        for setting in settings
+        if ".options." not in setting.name or len(set(setting.values) - {_UNKNOWN}) > 1
+    ]
 
 
 def _without_repeats(settings: list[Setting]) -> tuple[Setting, ...]:

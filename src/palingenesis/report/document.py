@@ -11,6 +11,7 @@ from palingenesis.findings.render import to_json as findings_document
 from palingenesis.record.format import encodable
 from palingenesis.report.episodes import Episode
 from palingenesis.report.facts import Facts, gather
+from palingenesis.report.verdicts import overall_of
 from palingenesis.report.words import plain
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def to_json(run: Run) -> dict[str, Any]:
     ``verdict``           the word: CRITICAL, NOT MONITORED, PARTLY MONITORED, WARNING, INTERRUPTED,
                           UNKNOWN or HEALTHY
     ``sentence``          the fact that decided it
+    ``record_verdict``    the word for the events alone, without findings over the whole run, as
+                          ``pgs train`` has it
     ``run``               ``folder``, ``last_step`` and what run.json holds: ``name``, ``run_id``, ``start``,
                           ``end`` (null while the run has none), ``model``, ``optimizer``, ``config`` …
     ``counts``            ``alarms, alarms_cleared`` (back in range), ``alarms_accepted`` (out of range until
@@ -55,9 +58,11 @@ def to_json(run: Run) -> dict[str, Any]:
     Numbers that JSON cannot hold are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
     """
     facts = gather(run)
+    word, told = overall_of(facts)
     document = {
-        "verdict": facts.verdict,
-        "sentence": facts.sentence,
+        "verdict": word,
+        "sentence": told,
+        "record_verdict": facts.verdict,
         "run": {"folder": str(facts.folder), "last_step": facts.last_step, **_about(facts.info)},
         "counts": facts.counts,
         "first": [

@@ -31,7 +31,7 @@ from palingenesis.report.signals_section import (
 )
 from palingenesis.report.spending import spending_of
 from palingenesis.report.timeline import draw_timeline
-from palingenesis.report.verdicts import advice, meaning
+from palingenesis.report.verdicts import advice, meaning, overall_of
 from palingenesis.report.words import duration, moment, visible
 
 if TYPE_CHECKING:
@@ -120,13 +120,14 @@ def _seen_in(facts: Facts, signals: SignalsSection) -> list[tuple[str, str]]:
 
 def _head(facts: Facts, verification: Verification) -> dict[str, Any]:
     end = facts.end or {}
+    word, told = overall_of(facts)
     return {
         "name": visible(facts.name, 160),
         "started": moment(facts.info["start"]) if facts.info.get("start") else None,
         "took": duration(facts.info.get("start"), end.get("time")),
-        "verdict": facts.verdict,
-        "tone": facts.verdict.lower().replace(" ", "-"),
-        "sentence": visible(facts.sentence[:1].upper() + facts.sentence[1:]),
+        "verdict": word,
+        "tone": word.lower().replace(" ", "-"),
+        "sentence": visible(told[:1].upper() + told[1:]),
         "meaning": meaning(facts),
         "advice": advice(facts),
         "moments": facts.moments[:_MOMENTS_TOLD],

@@ -31,6 +31,8 @@ _CLOCKS = (
     "samples_per",
 )
 _BATCH = "train/batch"
+#: What a spread from a median of deviations is worth, as a share of the values it is made of.
+_SPREAD_WORTH = 0.37
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class PartingLimits:
     """Parts into which common steps are cut; the step of parting is known to one part."""
     least_block: int = 5
     """Values a part has at least: a median of fewer is one of them."""
+    near: int = 21
+    """Neighbouring parts whose noise a part is judged by: losses that fall are noisier at the start."""
     chance: float = 1e-3
     """Chance that two equal runs are called apart, all parts together."""
     least_share: float = 0.005
@@ -160,7 +164,7 @@ def _differs(left: Floats, right: Floats, share: float, grain: float) -> Bools:
     """Where two numbers are not the same; NaN is the same as NaN."""
     with np.errstate(invalid="ignore"):
         room = share * np.maximum(np.abs(left), np.abs(right)) + grain
-        close = np.abs(left - right) <= room
+        close = (np.abs(left - right) <= room) & np.isfinite(room)
     differs: Bools = ~(close | (left == right) | (np.isnan(left) & np.isnan(right)))
     return differs
 
@@ -195,12 +199,15 @@ def apart(first: Column, second: Column, limits: PartingLimits) -> Apart | None:
     )  # the last part is whole; some first steps are left out
     parts = [difference[start : start + size] for start in starts]
     # The error of a median of normal values is sqrt(pi / 2) times that of their mean.
-    error = float(np.median([spread(part) for part in parts])) * math.sqrt(math.pi / 2 / size)
+    error = _errors(parts, size, limits)
     middles = np.array([np.median(part) for part in parts])
     levels = np.array([np.median(np.abs(left[start : start + size])) for start in starts])
-    beyond = NormalDist().inv_cdf(1 - limits.chance / len(parts) / 2) * error
+    far = NormalDist().inv_cdf(1 - limits.chance / len(parts) / 2)
+    # Noise is known from few values: the bar is that of Student's t.
+    known = _SPREAD_WORTH * limits.near * (size - 1)
+    beyond = far * (1 + (far**2 + 1) / (4 * known)) * error
     off = np.abs(middles) > np.maximum(beyond, limits.least_share * levels)
-    reach = NormalDist().inv_cdf(0.975) * error
+    reach = NormalDist().inv_cdf(0.975) * float(error[-1])
     return Apart(
         step=_parted(off & (np.sign(middles) == np.sign(middles[-1])), step[starts]),
         lower=bool(middles[-1] < 0),
@@ -209,6 +216,20 @@ def apart(first: Column, second: Column, limits: PartingLimits) -> Apart | None:
         high=float(middles[-1] + reach),
         common=len(step),
     )
+
+
+def _errors(parts: list[Floats], size: int, limits: PartingLimits) -> Floats:
+    """The error of each part's median, from the noise in the parts around it."""
+    spreads = np.array([spread(part) for part in parts])
+    # Runs that are the same to the bit up to some step have no noise there, and say nothing of that after it.
+    noisy = np.flatnonzero([np.ptp(part) > 0 for part in parts])
+    if not len(noisy):
+        return np.zeros(len(parts))
+    count = min(limits.near, len(noisy))
+    first = np.clip(np.searchsorted(noisy, np.arange(len(parts))) - count // 2, 0, len(noisy) - count)
+    near = np.array([np.median(spreads[noisy[at : at + count]]) for at in first])
+    # The error of a median of normal values is sqrt(pi / 2) times that of their mean.
+    return near * math.sqrt(math.pi / 2 / size)
 
 
 def _parted(off: Bools, steps: Floats) -> int | None:

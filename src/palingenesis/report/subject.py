@@ -14,6 +14,7 @@ from palingenesis.findings.sources import Source, is_record, source_of
 from palingenesis.record.reader import Run, load_run
 from palingenesis.report.history import config_of
 from palingenesis.report.series import Signals
+from palingenesis.report.verdicts import overall
 from palingenesis.runlogs.table import RunLog
 
 #: Parts of run.json that say how a run was set up, in the order in which they are shown.
@@ -78,12 +79,13 @@ def subject_of(given: Run | RunLog, place: str) -> Subject:
             findings=findings,
             info=source.info,
         )
+    verdict, told = overall(given.verdict, given.verdict_sentence, findings)
     return Subject(
         name=str(given.info.get("name") or given.folder.resolve().name),
         place=place,
         format="palingenesis",
-        verdict=given.verdict,
-        sentence=given.verdict_sentence,
+        verdict=verdict,
+        sentence=told,
         signals=Signals.of_run(given),
         source=source,
         findings=findings,

@@ -13,7 +13,7 @@ from palingenesis.record.format import REPORT_FILE
 from palingenesis.report.episodes import Episode
 from palingenesis.report.facts import Facts, gather
 from palingenesis.report.moments import diagnosis_in_words
-from palingenesis.report.verdicts import advice
+from palingenesis.report.verdicts import advice, meaning, overall_of
 from palingenesis.report.words import ELLIPSIS, count, plain, sentence, step_number, visible
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ def render_text(run: Run, width: int = 80) -> str:
     """
     width = max(NARROWEST, width)
     facts = gather(run)
+    word, told = overall_of(facts)
     blocks = [
-        wrapped(f"{facts.verdict}: {visible(facts.sentence)}", width),
+        wrapped(f"{word}: {visible(told)}", width),
+        "" if word == facts.verdict else wrapped(meaning(facts), width),
         wrapped(f"Run {visible(facts.name)}, {count(facts.last_step, 'step')}", width),
         findings_text(facts.findings, width),
         _first(facts, width),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from palingenesis.findings.finding import Finding, Report
+from palingenesis.findings.status.causes import likely
+from palingenesis.findings.status.limits import StatusLimits
+from palingenesis.record.verdict import CRITICAL, WARNING, WORDS
 from palingenesis.report.facts import Facts
-from palingenesis.report.words import count, step_number
+from palingenesis.report.words import count, step_number, visible
 
 _MEANINGS = {
     "CRITICAL": "Something happened that training does not recover from by itself.",
@@ -16,9 +22,33 @@ _MEANINGS = {
 }
 
 
+def overall(verdict: str, told: str, findings: Sequence[Finding]) -> tuple[str, str]:
+    """The worse of the record's verdict and of what is found over the whole run, and the fact behind it.
+
+    The verdict is about events that rang while the run went on; some faults show only in all of it. What
+    counts is what ``pgs monitor`` tells: findings that are likelier than not.
+    """
+    found = Report("report", likely(Report("report", tuple(findings)).ordered, StatusLimits())).ordered
+    if not found:
+        return verdict, told
+    worst = next((one for one in found if one.severity == "critical"), found[0])
+    word = CRITICAL if worst.severity == "critical" else WARNING
+    return (word, worst.message) if WORDS.index(word) < WORDS.index(verdict) else (verdict, told)
+
+
+def overall_of(facts: Facts) -> tuple[str, str]:
+    """The same of what was read."""
+    return overall(facts.verdict, facts.sentence, facts.findings)
+
+
 def meaning(facts: Facts) -> str:
     """One sentence that holds for every run with this verdict."""
-    return _MEANINGS.get(facts.verdict, "")
+    word, _ = overall_of(facts)
+    if word == facts.verdict:
+        return _MEANINGS.get(word, "")
+    return (
+        f"Found over the whole run. What the monitor said of it: {facts.verdict}: {visible(facts.sentence)}."
+    )
 
 
 def advice(facts: Facts) -> str:
@@ -29,6 +59,8 @@ def advice(facts: Facts) -> str:
             "Run pgs verify on the folder to see what is missing or was changed; what this page shows is "
             "only what is left of the record."
         )
+    if overall_of(facts)[0] != facts.verdict:
+        return "The findings say what to change."
     if facts.verdict == "NOT MONITORED":
         return (
             "Call mon.step(loss) after loss.backward() and before the gradients are cleared, and train "

@@ -41,10 +41,11 @@ def visible(text: object, limit: int | None = None) -> str:
 
 
 def sentence(text: str, limit: int | None = None) -> str:
-    """A message as a sentence: begun with a capital, ended with a full stop."""
+    """A message as a sentence: begun with a capital unless it begins with a name, ended with a full stop."""
     shown = visible(text.strip(), limit)
     ended = shown if shown.endswith((".", "!", "?", ELLIPSIS)) or not shown else shown + "."
-    return ended[:1].upper() + ended[1:]
+    first = ended.split(" ", 1)[0].rstrip(".:,")
+    return ended if any(mark in first for mark in "_./") else ended[:1].upper() + ended[1:]
 
 
 def tail(text: object, limit: int) -> str:

@@ -57,6 +57,7 @@ class TextLog:
         self._fast: FastReader | None = None
         self._told = 0
         self._bar_end: int | None = None
+        self._unread_line = 0
 
     # -- bytes to lines --------------------------------------------------------------------------------------
 
@@ -197,11 +198,14 @@ class TextLog:
 
     def _other(self, key: int, text: str) -> None:
         """A line that is not of the format."""
-        self.facts.unread += bool(text.strip())
         bar = BAR.match(text) if "%|" in text else None
         if bar is not None:
             self._bar(key, int(bar[1]), int(bar[2]))
             return
+        if text.strip() and self._unread_line != key >> PART_BITS:
+            # A line between whose carriage returns much stands is still one.
+            self._unread_line = key >> PART_BITS
+            self.facts.unread += 1
         if "steps" in text and (total := TOTAL.search(text)) is not None:
             self.facts.total_steps = int((total[1] or total[2]).replace(",", "")) or None
         event = happened(text)

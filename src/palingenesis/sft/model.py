@@ -358,7 +358,9 @@ def _not_loaded(what: str, name: str, error: Exception) -> str:
         )
     where = "" if local else " (no local folder, so a hub name)"
     # Families that cap attention scores have no fast kernel for it, and say so at length.
-    attention = "; set model.attn_implementation to eager" if "attention" in str(error).lower() else ""
+    text = str(error).lower()  # sizes of attention heads that do not go together are none of a kernel's
+    kernel = what == "the model" and "attention" in text and "attention heads" not in text
+    attention = "; set model.attn_implementation to eager" if kernel else ""
     return f"model.name_or_path: {what} {name!r}{where} could not be loaded: {told(error)}{attention}"
 
 

@@ -153,10 +153,11 @@ class _Group:
         chosen = worse.nonzero().flatten().tolist()
         if not chosen:
             return None
-        members, tall, norms = (
-            [every[i] for i in chosen] for every in (self._members, self._tall, self._norms)
+        rest = _Group(
+            [self._members[i] for i in chosen],
+            [self._tall[i] for i in chosen],
+            [self._norms[i] for i in chosen],
         )
-        rest = _Group(members, tall, norms)
         rest._scale, rest.space = self._scale[chosen], self.space.of(chosen)
         return rest
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.runlogs.made import made
 
+from palingenesis.findings.curve.evaluation import evaluations_of
 from palingenesis.findings.status import Status, status_of
 from palingenesis.runlogs.table import Restart
 
@@ -131,6 +132,19 @@ def test_rows_that_were_run_again_do_not_count() -> None:
     status = status_of(log, NOW)
     assert checks(status) == {"status.restarted"}
     assert status.verdict == "HEALTHY" and status.step == 300
+
+
+def test_the_gap_is_that_of_the_curve_and_not_of_one_step() -> None:
+    """`pgs monitor` and `pgs loss` tell the same; what is logged with an evaluation is of one batch."""
+    loss = np.random.default_rng(0).normal(2.0, 0.3, 100)
+    every = np.full(100, np.nan)
+    every[[49, 99]] = 2.2, 2.1
+    log = made(loss, eval_loss=every, **{"eval/gap": every - loss})
+    found = status_of(log, NOW).evaluations
+    assert found is not None
+    assert found.gap == pytest.approx(2.1 - np.median(loss[80:]))
+    (one,) = evaluations_of(log)
+    assert one.gap == found.gap
 
 
 def test_evaluations_have_a_best_and_a_gap() -> None:

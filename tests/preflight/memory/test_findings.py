@@ -84,7 +84,10 @@ def test_where_nothing_helps_that_is_said() -> None:
 
 
 def test_a_budget_that_is_spent_ends_the_search() -> None:
-    assert what_would_fit(step().on(10**6), Budget(0.0)) == []
+    budget = Budget(0.0)
+    assert what_would_fit(step().on(10**6), budget) == []
+    assert "--train.optimizer adamw_8bit" in budget.left_out
+    assert len(set(budget.left_out)) == len(budget.left_out)
 
 
 def test_changes_keep_the_batch_of_a_step() -> None:

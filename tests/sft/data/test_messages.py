@@ -167,6 +167,10 @@ def test_rows_that_cannot_be_used(row: dict[str, Any], kind: str, told: str) -> 
 def test_a_field_that_is_asked_for_and_missing() -> None:
     with pytest.raises(BadRow, match="no field chat; it has messages"):
         normalize({"messages": PLAIN}, "chat")
+    with pytest.raises(BadRow, match="field 'chat' is null; a list of messages is needed"):
+        normalize({"messages": PLAIN, "chat": None}, "chat")
+    with pytest.raises(BadRow, match="field 'messages' is null"):
+        normalize({"messages": None})
 
 
 def test_plain_text() -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from palingenesis.findings.trends import above_recent
 from palingenesis.runlogs.table import RunLog
 
 
@@ -51,9 +52,5 @@ def evaluations_of(log: RunLog) -> list[Evaluation]:
 
 
 def _gap(log: RunLog, step: float, value: float) -> float | None:
-    """Against the median of the training losses since a twentieth of the run before."""
     loss = log.live(log.loss_name).finite
-    if not loss:
-        return None
-    near = (loss.step <= step) & (loss.step >= step - max(step / 20, 1.0))
-    return value - float(np.median(loss.value[near])) if near.any() else None
+    return above_recent(loss.step, loss.value, step, value)

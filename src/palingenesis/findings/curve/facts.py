@@ -106,8 +106,8 @@ def lines_of(analysis: CurveAnalysis) -> Iterator[tuple[str, str]]:
         gap = "" if one.gap is None else f", {one.gap:+.3g} against training"
         yield (
             "evaluation" if one.name == "eval/loss" else f"evaluation {one.name}",
-            f"{one.times} {'time' if one.times == 1 else 'times'}, best {one.best:.4g} at step {one.best_step:.0f}, last {one.last:.4g} at "
-            f"step {one.last_step:.0f}{gap}",
+            f"{one.times} {'time' if one.times == 1 else 'times'}, best {one.best:.4g} at step "
+            f"{one.best_step:.0f}, last {one.last:.4g} at step {one.last_step:.0f}{gap}",
         )
     for restart in analysis.restarts:
         yield "restart", f"at step {restart.to_step:.0f}, after step {restart.from_step:.0f}"

@@ -160,8 +160,8 @@ class CurveLimits:
     """Highest over lowest value of an interval beyond which a number is not known at all."""
 
     forecast_chance: float = 0.95
-    """Of the laws that fit, how many lie within an interval. No curve is exactly such a law: on made curves the
-    interval of the forecast holds the truth in four of five (``benchmarks/curves/table.py``)."""
+    """Of the laws that fit, how many lie within an interval. No curve is exactly such a law: on made curves
+    the interval of the forecast holds the truth in four of five (``benchmarks/curves/table.py``)."""
 
     # -- the first loss
 

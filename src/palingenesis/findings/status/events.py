@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from palingenesis.findings.skips import scaled_away, skips_of
 from palingenesis.findings.status.limits import StatusLimits
-from palingenesis.record.columns import Bools
 from palingenesis.runlogs.table import LogEvent, RunLog
 
 #: The exponential of a loss is infinite long before the loss is.
@@ -16,10 +17,6 @@ _DERIVED = ("ppl", "perplexity")
 #: Numbers whose meaning is not known, and who may say "none" by NaN.
 _UNKNOWN = "other/"
 _NORM = "grad_norm"
-#: What tells of a step that did not change the weights.
-_SKIPS = ("skipped", "overflow")
-#: Cumulative counts of skipped steps.
-_SKIPPED = ("train/skipped_steps", "train/spikes_skipped")
 #: What makes a warning of some library one about the run. Others tell programmers of things to come.
 _ABOUT_THE_RUN = re.compile(
     r"out of memory|\boom\b|alloc|\bnan\b|\binf\b|non-?finite|overflow|underflow|diverg|spike|skipp"
@@ -54,6 +51,8 @@ class Skipped:
     count: int
     share: float
     """Of the steps so far; the first ones, in which a loss scale finds its level, are left out."""
+    at_most: bool = False
+    """The share is the most that it can be: rows are counted, and may each stand for several steps."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,19 @@ class Message:
 def nonfinite(log: RunLog) -> tuple[NonFinite, ...]:
     """Every metric that was no number, the earliest first."""
     found = []
-    told = [event.step for event in log.events if event.kind in _SKIPS and event.step is not None]
     for name in log.columns:
         column = log.live(name)
         bad = ~np.isfinite(column.value)
         if name.endswith(_DERIVED) or not bad.any():
             continue
         steps = column.step[bad]
-        ordinary = _NORM in name and not bad[-1] and bool(np.all(_at_start(bad)[bad] | np.isin(steps, told)))
+        ordinary = _NORM in name and scaled_away(log, column)
         found.append(
             NonFinite(name, float(steps[0]), float(steps[-1]), int(bad.sum()), bool(bad[-1]), ordinary)
         )
     # Of one row, what training is about comes first.
     order = {"train": 0, "eval": 1, "health": 2}
     return tuple(sorted(found, key=lambda one: (one.first_step, order.get(one.metric.split("/")[0], 3))))
-
-
-def _at_start(bad: Bools) -> Bools:
-    """The values before the first good one."""
-    good = np.flatnonzero(~bad)
-    return np.arange(len(bad)) < (good[0] if len(good) else len(bad))
 
 
 def known(one: NonFinite) -> bool:
@@ -98,23 +90,16 @@ def known(one: NonFinite) -> bool:
 
 def skipped(log: RunLog, limits: StatusLimits) -> Skipped:
     """Steps that were skipped, by what the log says of them."""
-    steps = log.last_step
-    told = [event for event in log.events if event.kind in _SKIPS]
-    at = sorted({event.step for event in told if event.step is not None})
-    # Two events of one step (an overflow, and that it is skipped) are one; without steps each counts.
-    count = len(at) + sum(event.step is None for event in told)
-    for name in _SKIPPED:
-        column = log.live(name).finite
-        count = max(count, int(column.value[-1]) if column else 0)
-    if not count or not steps or steps <= 0:
-        return Skipped(count, 0.0)
-    share = count / steps
+    found = skips_of(log)
+    if not found.steps or found.of <= 0:
+        return Skipped(found.steps, 0.0, found.at_most)
+    share = found.steps / found.of
     if share < limits.skipped_most:
-        share = max(count - _at_first(at), 0) / steps
-    return Skipped(count, min(share, 1.0))
+        share = max(found.steps - _at_first(found.at), 0) / found.of
+    return Skipped(found.steps, min(share, 1.0), found.at_most)
 
 
-def _at_first(at: list[float]) -> int:
+def _at_first(at: Sequence[float]) -> int:
     """How many steps without a gap were skipped from the beginning on."""
     length = 0
     while length < len(at) and at[length] <= length + 1:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from palingenesis.findings.status.limits import StatusLimits
-from palingenesis.findings.trends import spread, trend
+from palingenesis.findings.trends import above_recent, spread, trend
 from palingenesis.record.columns import Floats
 from palingenesis.runlogs.table import Column, RunLog
 
@@ -165,17 +165,13 @@ def evaluations(log: RunLog, now: LossNow | None, limits: StatusLimits) -> Evalu
         best=float(finite.value[best]) if finite else math.nan,
         best_step=float(finite.step[best]) if finite else math.nan,
         count=len(whole.value),
-        gap=_gap(log, whole, now, limits),
+        gap=_gap(log, whole, now),
         sources={name: float(column.value[-1]) for name, column in sorted(sources.items())},
     )
 
 
-def _gap(log: RunLog, evaluated: Column, now: LossNow | None, limits: StatusLimits) -> float | None:
-    logged = log.live("eval/gap")
-    if logged:
-        return float(logged.value[-1])
+def _gap(log: RunLog, evaluated: Column, now: LossNow | None) -> float | None:
     if now is None or not math.isfinite(float(evaluated.value[-1])):
         return None
     loss = log.live(log.loss_name).finite
-    before = loss.value[loss.step <= evaluated.step[-1]][-limits.window_least :]
-    return float(evaluated.value[-1] - np.median(before)) if len(before) else None
+    return above_recent(loss.step, loss.value, float(evaluated.step[-1]), float(evaluated.value[-1]))

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from palingenesis.errors import RunLogError
-from palingenesis.findings.finding import Report
+from palingenesis.findings.curve import analyse, findings_of
+from palingenesis.findings.curve.told import not_said
+from palingenesis.findings.finding import Finding, Report
 from palingenesis.findings.pathologies import pathologies_of
 from palingenesis.findings.status.status import Status, status_of
 from palingenesis.findings.status.words import number, step_in_words
@@ -22,6 +24,9 @@ from palingenesis.runlogs.table import Column, RunLog
 STDIN = "-"
 #: What ``pgs train`` calls its log (``sft/telling.py``, which needs torch).
 _OWN_LOG = "train.log"
+
+#: Losses of a curve.
+_LEAST_OF_CURVE = 2
 
 #: Bytes of a block of Python (io.DEFAULT_BUFFER_SIZE), and of the C library, which is smaller.
 _BLOCK, _PAGE = 8192, 4096
@@ -45,9 +50,21 @@ def _judged(log: RunLog, source: str | Path, now: float, watched: Column | None 
     record = record_of(source)
     # The folder's record knows more than the log that lies in it.
     found = pathologies_of(log if record is None else record)
+    found += not_said(_stalls(log), found)
     return status_of(
         log, now, record=record, pathologies=found, watched=watched, held_back=_held_back(source)
     )
+
+
+def _stalls(log: RunLog) -> list[Finding]:
+    """Plateaus that last: a loss that has stood still is no trend, and not healthy."""
+    if len(log.live(log.loss_name).value) < _LEAST_OF_CURVE:
+        return []
+    return [
+        one
+        for one in findings_of(analyse(log))
+        if one.check == "curve.plateau" and one.evidence["kind"] == "stall"
+    ]
 
 
 def _held_back(source: str | Path) -> float:

@@ -222,8 +222,8 @@ def _skips(seen: Seen) -> Iterator[Finding]:
     yield Finding(
         "status.skipped",
         "critical" if most else "warning",
-        f"{seen.skipped.count:,} steps ({seen.skipped.share:.0%}) were skipped"
-        + (": hardly anything is trained" if most else ""),
+        f"{seen.skipped.count:,} steps ({'at most ' if seen.skipped.at_most else ''}"
+        f"{seen.skipped.share:.0%}) were skipped" + (": hardly anything is trained" if most else ""),
         {"steps": seen.skipped.count, "share": seen.skipped.share},
         "model.torch_dtype: bfloat16, which needs no loss scale, if they overflowed; a third of "
         "train.learning_rate if they were spikes",

@@ -144,6 +144,8 @@ def _loss(now: LossNow) -> str:
 
 
 def _evaluated(found: Evaluations) -> str:
+    if not math.isfinite(found.best):
+        return number(found.last)
     best = (
         "best"
         if found.last <= found.best
@@ -192,7 +194,8 @@ def _why_unknown(status: Status) -> str:
 def _skipped(found: Skipped) -> str:
     if not found.count:
         return "no step that the log tells of"
-    return f"{found.count:,} {'step' if found.count == 1 else 'steps'} ({found.share:.1%})"
+    most = "at most " if found.at_most else ""
+    return f"{found.count:,} {'step' if found.count == 1 else 'steps'} ({most}{found.share:.1%})"
 
 
 def _nonfinite(status: Status) -> str:

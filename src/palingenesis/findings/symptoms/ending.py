@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from palingenesis.findings.case import Case
 from palingenesis.findings.finding import Finding
 from palingenesis.findings.symptoms.machine import ran_out_of_memory
@@ -36,17 +38,20 @@ def steps_skipped(case: Case) -> Finding | None:
     counted = case.series("train/skipped_steps")
     count = max(len(steps), int(counted.value[-1]) if counted else 0)
     last = max([*case.loss.step[-1:], *steps[-1:]], default=0)
-    share = count / last if last else 0.0
+    most = ""
+    if (skips := case.source.skips) is not None:
+        count, last, most = skips.steps, skips.of, "at most " if skips.at_most else ""
+    share = min(count / last, 1.0) if last else 0.0
     if not told and not (count >= limits.skipped_least and share > limits.skipped):
         return None
-    first = steps[0] if steps else told[0].step if told else int(counted.step[0])
+    first = steps[0] if steps else told[0].step if told else int(counted.step[np.argmax(counted.value > 0)])
     layers = [str(layer) for event in told for layer in event.layers or []]
     where = f"; {layers[0]} overflowed first" if layers else ""
     return Finding(
         "run.steps_skipped",
         "critical" if share > 1 / 2 else "warning",
-        f"{count} steps ({share:.0%}) were skipped and taught the model nothing, the first at step {first}"
-        f"{where}",
+        f"{count} steps ({most}{share:.0%}) were skipped and taught the model nothing, the first at step "
+        f"{first}{where}",
         {"skipped": count, "share": share, "steps": steps, "layers": layers},
         "model.torch_dtype: bfloat16, which needs no loss scale, in place of float16; "
         f"train.learning_rate: {case.rate(1 / 3, 'a third')} if gradients grow",

@@ -117,18 +117,19 @@ def _loss_rises(case: Case, signs: _Signs) -> bool:
 def _loss_climbs(case: Case, signs: _Signs) -> bool:
     """Whether the loss went far above where it began, and the gradient with it."""
     limits, loss = case.limits, case.loss
-    if len(loss.value) < limits.climb_first + limits.climb_window or not (loss.value > 0).all():
+    window = min(limits.climb_window, len(loss.value) - limits.climb_first)
+    if window < limits.climb_least or not (loss.value > 0).all():
         return False
     log = np.log(loss.value)
-    levels = np.median(np.lib.stride_tricks.sliding_window_view(log, limits.climb_window), axis=1)
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(log, window), axis=1)
     top = int(np.argmax(levels))
     start = float(np.min(log[: limits.climb_first]))
     rise = float(levels[top]) - start
     noise = spread(np.diff(log)) / np.sqrt(2 * limits.climb_first)
     if rise <= max(np.log(limits.climb), limits.climb_noise * noise):
         return False
-    first, last = loss.step[top], loss.step[top + limits.climb_window - 1]
-    at = int(loss.step[top + limits.climb_window // 2])
+    first, last = loss.step[top], loss.step[top + window - 1]
+    at = int(loss.step[top + window // 2])
     before, then = case.norm.value[: limits.climb_first], case.norm.part(first, last).value
     known = len(before) and len(then) and not case.clipped_only
     with_gradient = bool(known and np.median(then) >= limits.climb_gradient * np.min(before))

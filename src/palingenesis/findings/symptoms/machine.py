@@ -148,7 +148,10 @@ def _slows_down(case: Case, seen: list[str], evidence: dict[str, Any], fixes: li
     line = trend(step, value, case.limits.alpha)
     if not line.most < -case.limits.throughput_fall * line.middle:
         return
-    seen.append(f"tokens per second fell by {-line.change / line.middle:.0%} of their median over the run")
+    # A line through noisy values may end below zero; what was read does not.
+    part = min(len(value), max(case.limits.warmup_rows, len(value) // 10))
+    before, after = float(np.median(value[:part])), float(np.median(value[-part:]))
+    seen.append(f"tokens per second fell from {before:.4g} to {after:.4g} over the run")
     evidence |= {"tokens_per_sec": line.middle, "fall": -line.change}
     fixes.append("look for what grows: health/host_rss_gb, losses kept on the graph, the heat of a device")
 

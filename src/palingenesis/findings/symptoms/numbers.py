@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from palingenesis.findings.case import CE, COSINE, LOSS, Case
@@ -182,16 +184,36 @@ def nonfinite(case: Case) -> Finding | None:
         return None
     layers = [layer for event in events for layer in event.layers or []]
     where = f"; the first layer is {layers[0]}" if layers else ""
+    fix = (
+        f"train.learning_rate: {case.rate(1 / 3, 'a third')}, train.max_grad_norm: 1.0, and if weights are "
+        "bfloat16 model.torch_dtype: float32"
+    )
+    since = _finite_since(case, [*rows, *(event.step for event in events)])
+    if since is None:
+        fix += "; train.resume_from: a checkpoint from before that step"
+    else:
+        where += f"; finite again since step {since}"
     return Finding(
         "run.nonfinite",
-        "critical",
-        f"loss or gradients are not finite, first at step {first}{where}",
-        {"step": first, "episodes": len(events), "rows": rows, "layers": layers},
-        f"train.learning_rate: {case.rate(1 / 3, 'a third')}, train.max_grad_norm: 1.0, and if weights are "
-        "bfloat16 model.torch_dtype: float32; train.resume_from: a checkpoint from "
-        "before that step",
+        "critical" if since is None else "warning",
+        f"loss or gradients {'are' if since is None else 'were'} not finite, first at step {first}{where}",
+        {"step": first, "episodes": len(events), "rows": len(set(rows)), "layers": layers},
+        fix,
         since=first,
     )
+
+
+def _finite_since(case: Case, bad: Sequence[int]) -> int | None:
+    """The step from which on all is finite to the end, if there are enough losses to say so.
+
+    Weights with NaN in them give no finite loss, so what recovered has kept its weights. A loss of 0 proves
+    nothing: trainers put it in the place of NaN.
+    """
+    if case.source.folder is not None:
+        return None  # the verdict of a record says critical for good
+    after = case.loss.part(max(bad) + 1)
+    proving = after.step[after.value != 0]
+    return int(proving[0]) if len(proving) >= case.limits.recovered_rows else None
 
 
 def updates_lost(case: Case) -> Finding | None:

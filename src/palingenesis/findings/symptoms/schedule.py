@@ -49,6 +49,8 @@ def _against_plan(case: Case, rates: Series, planned: Series) -> Finding | None:
     peak = float(rates.value.max())
     top = int(np.argmax(rates.value))
     after = rates.value[top:] / peak
+    # Rows are not written at every step, nor is a rate in every row.
+    gap = max(case.row_distance, float(np.median(np.diff(rates.step))))
     for left in limits.schedule_marks:
         fallen = np.flatnonzero(after <= left)
         if not len(fallen):
@@ -56,8 +58,8 @@ def _against_plan(case: Case, rates: Series, planned: Series) -> Finding | None:
         at = float(rates.step[top + fallen[0]])
         due = float(planned.step[np.argmax(planned.value <= left)])
         fast = due / max(at, 1.0)
-        # Rows are not written at every step, and the first steps say little.
-        apart = abs(due - at) > limits.schedule_rows * case.row_distance
+        # The first steps say little.
+        apart = abs(due - at) > limits.schedule_rows * gap
         if not apart or 1 / limits.schedule_off < fast < limits.schedule_off:
             continue
         way = f"{fast:.3g} times too fast" if fast > 1 else f"{1 / fast:.3g} times too slowly"

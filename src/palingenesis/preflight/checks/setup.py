@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palingenesis.findings import Finding
+from palingenesis.preflight.weights import opened, weight_files
 from palingenesis.preflight.words import counted
 from palingenesis.sft.builtin import is_builtin
 from palingenesis.sft.hub import hub_options
@@ -121,10 +122,9 @@ def _check_stop(tokenizer: Any, facts: ModelFacts, end_of_turn: str) -> list[Fin
 
 def _check_tied(config: TrainConfig, facts: ModelFacts) -> list[Finding]:
     """Tied weights that were saved as two tables must be one and the same."""
-    folder = Path(config.model.name_or_path).expanduser()
-    if not facts.tied or not folder.is_dir():
+    if not facts.tied:
         return []
-    tables = _tables(folder)
+    tables = _tables(config.model.name_or_path)
     embedding = next((table for name, table in tables.items() if name.endswith(_EMBEDDINGS)), None)
     head = next((table for name, table in tables.items() if name.endswith(_HEADS)), None)
     if embedding is None or head is None or not (apart := _rows_apart(embedding, head)):
@@ -142,22 +142,18 @@ def _check_tied(config: TrainConfig, facts: ModelFacts) -> list[Finding]:
     ]
 
 
-def _tables(folder: Path) -> dict[str, tuple[Path, str]]:
+def _tables(name: str) -> dict[str, tuple[Path, str]]:
     """The file of each weight of a model that could be an embedding or a head."""
-    from safetensors import safe_open
-
     found: dict[str, tuple[Path, str]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
+    for path in weight_files(name):
+        with opened(path) as file:
             found |= {name: (path, name) for name in file.keys() if name.endswith((*_EMBEDDINGS, *_HEADS))}  # noqa: SIM118 - no mapping
     return found
 
 
 def _rows_apart(one: tuple[Path, str], other: tuple[Path, str]) -> int:
     """In how many rows two saved tables differ, read a part at a time."""
-    from safetensors import safe_open
-
-    with safe_open(one[0], framework="pt") as first, safe_open(other[0], framework="pt") as second:
+    with opened(one[0]) as first, opened(other[0]) as second:
         left, right = first.get_slice(one[1]), second.get_slice(other[1])
         rows = left.get_shape()[0]
         if left.get_shape() != right.get_shape():

@@ -84,6 +84,8 @@ class Budget:
 
     seconds: float
     clock: Callable[[], float] = time.perf_counter
+    left_out: list[str] = field(default_factory=list)
+    """What there was no time for, in words."""
     _started: float = field(init=False)
     _last: float = field(init=False, default=0.0)
 
@@ -118,7 +120,7 @@ def what_would_fit(fit: Fit, budget: Budget) -> list[Tried]:
             return found
     rest = list(dear_changes(estimate))
     _alternatives(rest, fit, budget, found)
-    if together is not None and not _any_fits(found):
+    if together is not None and not _any_fits(found) and not budget.spent:
         _alternatives([together + each for each in rest], fit, budget, found)
     return found
 
@@ -130,7 +132,10 @@ def without_kernels(fit: Fit, budget: Budget) -> Fit | None:
     is no time for it.
     """
     estimate = fit.estimate
-    if not linear_layers(estimate.described) or estimate.config.data.packing or budget.spent:
+    if not linear_layers(estimate.described) or estimate.config.data.packing:
+        return None
+    if budget.spent:
+        budget.left_out.append("the step without kernels for linear attention")
         return None
     made = estimate_memory(
         estimate.config,
@@ -158,6 +163,7 @@ def _any_fits(found: list[Tried]) -> bool:
 def _try(change: Change, fit: Fit, budget: Budget, found: list[Tried]) -> Tried | None:
     """Trace a change and keep it, unless it saves nothing, cannot be made, or there is no time for it."""
     if budget.spent:
+        budget.left_out.append(change.words)
         return None
     estimate = fit.estimate
     try:

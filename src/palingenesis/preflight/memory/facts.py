@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 def facts_of(
-    fit: Fit, tried: Sequence[Tried] = (), limits: Sequence[Limit] = (), without: Fit | None = None
+    fit: Fit,
+    tried: Sequence[Tried] = (),
+    limits: Sequence[Limit] = (),
+    without: Fit | None = None,
+    not_tried: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Bytes by category, part of the step and source; what was tried; how far options can go."""
+    """Bytes by category, part of the step and source; what was tried or not; how far options can go."""
     estimate = fit.estimate
     use, config = estimate.use, estimate.config
     return {
@@ -44,6 +48,7 @@ def facts_of(
             }
             for one in tried
         ],
+        "not_tried": list(not_tried),
         "limits": {
             limit.option: {"largest": limit.largest, "exact": limit.exact, "ended_by": limit.ended_by}
             for limit in limits

@@ -129,6 +129,9 @@ def _entries(row: Mapping[str, Any], messages_field: str | None) -> list[Any]:
         if row.get("completion") is None:
             raise _missing(row, "completion")
         return _half(row["prompt"], "prompt", "user") + _half(row["completion"], "completion", "assistant")
+    asked = (messages_field,) if messages_field else MESSAGE_FIELDS
+    if (empty := next((name for name in asked if name in row), None)) is not None:
+        raise BadRow("missing_field", f"field {empty!r} is null; a list of messages is needed")
     raise _missing(row, messages_field or f"{', '.join(MESSAGE_FIELDS)} or prompt")
 
 

@@ -157,7 +157,7 @@ def _row_of_line(source: Source, path: Path, number: int, line: bytes) -> Row:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        problem = BadRow("broken_json", f"not UTF-8: {error.reason} at byte {error.start}")
+        problem = BadRow("broken_json", f"not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8")
     except json.JSONDecodeError as error:
         problem = BadRow("broken_json", f"not JSON: {error.msg} at character {error.pos + 1}")
     except RecursionError as error:
