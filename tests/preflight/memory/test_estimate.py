@@ -170,6 +170,8 @@ def test_a_hub_that_is_out_of_reach_is_told_in_one_line(monkeypatch: pytest.Monk
 def test_rows_without_a_longest_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.max_seq_length is null"):
         estimated(data__max_seq_length=None)
+    with pytest.raises(ConfigError, match=r"100,000,000 tokens .* up to 16,777,216"):
+        estimated(data__max_seq_length=100_000_000)
 
 
 def test_attention_without_its_package_is_traced_without_masks() -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from palingenesis.sft.config import TrainConfig
 
 IGNORED = -100
+#: Tokens of a micro-batch whose ids are held in memory while a step is traced: no card trains more at once.
+MOST_TOKENS = 1 << 24
 #: Documents in a packed row. How many there are makes no difference to the mask that keeps them apart.
 _DOCUMENTS = 4
 #: CUDA's allocator hands out multiples of this.
@@ -326,6 +328,12 @@ def made_up_batch(config: TrainConfig, vocabulary: int) -> dict[str, Any]:
     if length is None:
         raise ConfigError(
             "data.max_seq_length is null, and how much memory a step takes depends on its longest row: set "
+            "--data.max_seq_length to the tokens of the longest row"
+        )
+    if rows * length > MOST_TOKENS:
+        raise ConfigError(
+            f"a micro-batch of {rows * length:,} tokens (train.per_device_batch_size times "
+            f"data.max_seq_length) was given, and up to {MOST_TOKENS:,} can be traced: set "
             "--data.max_seq_length to the tokens of the longest row"
         )
     with _disable_current_modes():
