@@ -34,7 +34,7 @@ class Noting(Monitor):
 
     @functools.wraps(Monitor.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.batches: list[Noted] = []
+        self.counted: list[Noted] = []
         self.observed: list[tuple[int, str]] = []
         self.last_step = kwargs.get("max_steps")
         super().__init__(*args, **kwargs)
@@ -49,7 +49,7 @@ class Noting(Monitor):
     ) -> None:
         assert labels is not None
         targets = labels if shifted else labels[..., 1:]
-        self.batches.append(Noted(self.global_step + 1, int((targets != -100).sum()), weight))
+        self.counted.append(Noted(self.global_step + 1, int((targets != -100).sum()), weight))
         super().batch(labels, attention_mask, shifted=shifted, weight=weight)
 
     def observe_output(self, **given: Any) -> None:

@@ -98,9 +98,9 @@ def test_tokens_weights_and_entropy_of_every_step(tmp_path: Path) -> None:
     fit(tmp_path, module, callback, accumulate_grad_batches=2)
     check_entropy(readings, module.steps(2))
     noted = monitor_of(callback)
-    assert [one.tokens for one in noted.batches] == [len(found) for found in module.found]
-    assert [one.step for one in noted.batches] == [1 + i // 2 for i in range(16)]
-    assert {one.weight for one in noted.batches} == {1.0}
+    assert [one.tokens for one in noted.counted] == [len(found) for found in module.found]
+    assert [one.step for one in noted.counted] == [1 + i // 2 for i in range(16)]
+    assert {one.weight for one in noted.counted} == {1.0}
     every = 16 * 2 * 12
     assert readings[-1].scalars[EFFICIENCY] == pytest.approx(sum(map(len, module.found)) / every)
     assert hooks(module) == 0
@@ -162,7 +162,7 @@ def test_a_module_that_takes_its_loss_itself_says_what_it_puts_out(tmp_path: Pat
         check_entropy(readings, module.steps(1))
     else:
         assert not any(NAME in reading.scalars for reading in readings)
-    assert len(monitor_of(callback).batches) == 16
+    assert len(monitor_of(callback).counted) == 16
 
 
 def test_a_compiled_model_is_hooked_from_outside(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_nothing_stands_where_the_whole_step_is_compiled(tmp_path: Path) -> None
     callback = health(readings)
     fit(tmp_path, compiled, callback, max_steps=2)  # type: ignore[arg-type]
     torch._dynamo.reset()
-    assert len(monitor_of(callback).batches) == 2
+    assert len(monitor_of(callback).counted) == 2
     assert monitor_of(callback).observed == []
 
 
@@ -235,7 +235,7 @@ def test_batches_of_another_kind_are_left_alone(tmp_path: Path) -> None:
             callbacks=[callback],
         )
         trainer.fit(Taking(), DataLoader([batch] * 4, batch_size=None))  # type: ignore[arg-type]
-        assert monitor_of(callback).batches == []
+        assert monitor_of(callback).counted == []
 
 
 # -- the last step -----------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_an_accumulation_that_changes_does_not_keep_training_from_starting(tmp_p
     schedule = GradientAccumulationScheduler({0: 4, 1: 2})
     trainer = fit(tmp_path, Net(), callback, schedule, max_epochs=2)
     assert trainer.global_step == 12
-    assert len(monitor_of(callback).batches) == 32
+    assert len(monitor_of(callback).counted) == 32
 
 
 def test_readings_reach_the_loggers(tmp_path: Path) -> None:

@@ -95,9 +95,9 @@ def test_trl_whose_fused_output_has_no_logits(tmp_path: Path) -> None:
     check_entropy(readings, made.steps(2))
     noted = monitor_of(callback)
     assert {kind for _, kind in noted.observed} == {"entropies"}
-    assert [one.tokens for one in noted.batches] == [len(found) for found in vars(made)["micro_batches"]]
-    check_weights(made, noted.batches, 2)
-    assert {one.weight for one in noted.batches} == {"tokens"}
+    assert [one.tokens for one in noted.counted] == [len(found) for found in vars(made)["micro_batches"]]
+    check_weights(made, noted.counted, 2)
+    assert {one.weight for one in noted.counted} == {"tokens"}
     assert 0.5 < readings.series(EFFICIENCY)[-1] < 1
     logged = [row["entropy"] for row in made.state.log_history if "entropy" in row]
     # TRL's own is the mean of the means of micro-batches.
@@ -128,7 +128,7 @@ def test_trl_with_label_smoothing_has_logits_first(tmp_path: Path) -> None:
     made.train()
     check_entropy(readings, made.steps(2))
     assert monitor_of(callback).observed == [(step, "logits") for step in (1, 1, 2, 2, 3, 3, 4, 4)]
-    check_weights(made, monitor_of(callback).batches, 2)
+    check_weights(made, monitor_of(callback).counted, 2)
 
 
 # -- other losses without logits ---------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_fused_loss_is_read_from_hidden_states_and_head(
     check_entropy(readings, made.steps(2))
     assert {kind for _, kind in monitor_of(callback).observed} == {"hidden"}
     # It has no use for the number of tokens, so the trainer's loss is made of means.
-    assert {one.weight for one in monitor_of(callback).batches} == {1.0}
+    assert {one.weight for one in monitor_of(callback).counted} == {1.0}
 
 
 def test_an_adapted_head_is_not_guessed(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_labels_that_are_targets_as_they_stand(tmp_path: Path, make: Any) -> Non
     made.train()
     check_entropy(readings, made.steps())
     counts = [len(found) for found in vars(made)["micro_batches"]]
-    assert [one.tokens for one in monitor_of(callback).batches] == counts
+    assert [one.tokens for one in monitor_of(callback).counted] == counts
 
 
 def test_a_classifier_has_one_label_a_row(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_model_that_does_not_say_how_labels_are_meant(tmp_path: Path) -> None:
     callback = health(readings)
     trainer(tmp_path, callback, model=Bare(), max_steps=3).train()
     assert readings.series(EFFICIENCY) == [11 / 12] * 3
-    assert {one.weight for one in monitor_of(callback).batches} == {1.0}
+    assert {one.weight for one in monitor_of(callback).counted} == {1.0}
     assert "does not say which output a label is the target of" in why(callback)
 
 

@@ -46,7 +46,7 @@ def test_tokens_and_entropy_of_every_step(tmp_path: Path, size: int) -> None:
     made.train()
     check_entropy(readings, made.steps(size))
     counts = [len(found) for found in vars(made)["micro_batches"]]
-    noted = monitor_of(callback).batches
+    noted = monitor_of(callback).counted
     assert [one.tokens for one in noted] == counts
     assert [one.step for one in noted] == list(itertools.chain(*([step] * size for step in range(1, 7))))
     every = 2 * 12 * size
@@ -125,7 +125,7 @@ def test_the_weight_of_a_micro_batch_is_what_its_mean_loss_counts_for(tmp_path: 
     if prepare is not None:
         prepare(made)
     made.train()
-    noted = monitor_of(callback).batches
+    noted = monitor_of(callback).counted
     assert [one.weight for one in noted] == [weight] * 12
     check_weights(made, noted, 4)
 
@@ -137,7 +137,7 @@ def test_label_smoothing_takes_the_labels_out_first(tmp_path: Path) -> None:
     made = uneven_trainer(tmp_path, callback, **options)
     made.train()
     check_entropy(readings, made.steps(2))
-    check_weights(made, monitor_of(callback).batches, 2)
+    check_weights(made, monitor_of(callback).counted, 2)
 
 
 # -- no harm -----------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from palingenesis.signals.krylov import Krylov, leading
 from palingenesis.signals.norms import gradient_norms
 from palingenesis.signals.spectrum import (
     AIM,
-    BLIND,
     COLD,
     MOST,
     SEARCH,
@@ -188,7 +187,7 @@ class Adapters:
         elif look and warm and one.settled and is_still(one.value, before, one.square):
             steps, block = STILL, block[:1]
         else:
-            steps = WARM if look else BLIND if warm and one.settled else COLD
+            steps = WARM if look or (warm and one.settled) else COLD
         norm_or_one = torch.where(norm == 0, 1.0, norm)
         # A sum that cancels so much as to leave the range of fp32 is withheld.
         scale, size = norm_or_one.to(block.dtype), (size / norm_or_one).clamp(max=1e30).to(block.dtype)

@@ -48,10 +48,10 @@ NAME = "health/stable_rank"
 
 # Largest Ritz residual relative to the eigenvalue, twice the relative error of σ; and what is aimed at where
 # looking at it costs nothing: among eigenvalues closer than the residual, a larger one may be overlooked.
-TOLERANCE, AIM = 0.01, 0.009
-# Steps: of the last call's vector alone; with a random one, and between two looks at the residual; the same
-# where the residual cannot be looked at; of a search; of two random ones without looking; and at most.
-STILL, WARM, BLIND, SEARCH, COLD, MOST = 1, 2, 4, 8, 16, 48
+TOLERANCE, AIM = 0.01, 0.007
+# Steps: of the last call's vector alone; with a random one, and between two looks at the residual; of a
+# search; of two random ones where the residual cannot be looked at; and at most.
+STILL, WARM, SEARCH, COLD, MOST = 1, 4, 8, 16, 48
 SEARCH_EVERY = 8  # calls
 KEPT_FROM = 1 << 7  # longer side from which on a vector of the shorter one is worth keeping
 IN_STEP = 32  # matrices, which share an all-reduce where sharded: bounds the memory of their spaces
@@ -92,7 +92,7 @@ class _Progress:
             return _Plan(known=True, fresh=1, steps=SEARCH, search=look)
         if look and self.settled and is_still(self.value, before, self.square):
             return _Plan(known=True, fresh=0, steps=STILL)
-        return _Plan(known=True, fresh=1, steps=WARM if look else BLIND if self.settled else COLD)
+        return _Plan(known=True, fresh=1, steps=WARM if look or self.settled else COLD)
 
     def start(self, plan: _Plan, like: torch.Tensor, generator: torch.Generator, call: int) -> torch.Tensor:
         """Where to begin for a tall matrix: ``[..., b, d]``, the same on every rank."""
