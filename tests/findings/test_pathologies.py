@@ -106,6 +106,14 @@ def test_of_two_that_can_explain_each_other_the_first_does(spike: int, layer: in
     assert findings[0].explained_by == ()
 
 
+def test_a_spike_before_the_monitor_could_ring_is_told_beside_one_that_rang(tmp_path: Path) -> None:
+    rows = changed(healthy_rows(0), train__loss=lambda step, old: old * (5 if step in (150, 300) else 1))
+    run = write(tmp_path / "run", rows, [event("loss_spike", 300, value=9.0, baseline=1.0)])
+    [spike] = [finding for finding in pathologies_of(run) if finding.check == "run.loss_spike"]
+    assert spike.evidence["steps"] == [150, 300]
+    assert "at step 150" in spike.message and "again at step 300" in spike.message
+
+
 def test_remedies_that_are_not_there_yet_are_no_options() -> None:
     """Otherwise it is time to name them in the fix."""
     from palingenesis.sft.config import TrainConfig

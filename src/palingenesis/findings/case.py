@@ -109,9 +109,14 @@ class Case:
 
     @cached_property
     def spikes(self) -> list[int]:
-        """The steps at which the loss spiked, by events or else by its own numbers."""
+        """The steps at which the loss spiked: by events, and by its own numbers where no event tells of it."""
         told = [event.step for event in self.events("loss_spike")]
-        return told or [int(one.step) for one in self.curve_spikes]
+        untold = [
+            int(one.step)
+            for one in self.curve_spikes
+            if not any(one.step <= step <= one.step + (one.recovery_steps or 0) for step in told)
+        ]
+        return sorted([*told, *untold])
 
     @cached_property
     def curve_spikes(self) -> list[CurveSpike]:

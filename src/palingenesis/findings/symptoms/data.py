@@ -75,12 +75,12 @@ def loss_spike(case: Case) -> Finding | None:
         if event.step in steps and event.layer is not None
     ]
     value, baseline = _height(case, steps[0])
+    height = "" if value is None else f" to {value:.4g}"
+    again = f", and again at step {', '.join(map(str, steps[1:]))}" if len(steps) > 1 else ""
     return Finding(
         "run.loss_spike",
         "warning",
-        f"the loss jumped to {value:.4g} at step {steps[0]}{which}"
-        if value is not None
-        else f"the loss jumped at step {steps[0]}{which}",
+        f"the loss jumped{height} at step {steps[0]}{which}{again}",
         {"steps": steps, **batches, "layers": layers, "baseline": baseline},
         "look at that batch's rows (pgs inspect); if nothing is wrong with them, train.max_grad_norm: 1.0 "
         "bounds what one batch can do",
