@@ -109,7 +109,7 @@ class Case:
 
     @cached_property
     def spikes(self) -> list[int]:
-        """The steps at which the loss spiked: by events, and by its own numbers where no event tells of it."""
+        """Steps at which the loss spiked: by events, and by its own numbers where no event tells of it."""
         told = [event.step for event in self.events("loss_spike")]
         untold = [
             int(one.step)
