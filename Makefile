@@ -21,7 +21,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints/ci.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints/ci.txt -e '.[sft,lightning,trackers,demo,dev]'
+		-c constraints/ci.txt -e '.[sft,lightning,trackers,plots,demo,dev]'
 	@touch $@
 
 # The report is tested in a real browser. Where none can be installed, those tests skip and say so.

@@ -7,12 +7,22 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+SCRIPTS = (
+    ("overhead.py",),
+    ("growth.py",),
+    ("tiers.py",),
+    ("validate.py",),
+    ("memory.py",),
+    ("runlogs.py",),
+    ("curves/table.py", "--healthy", "100", "--faulty", "20"),
+    ("device.py",),
+)
 
 
 def main() -> int:
-    for script in ("overhead.py", "growth.py", "tiers.py", "validate.py", "memory.py", "device.py"):
-        print(f"== {script}", flush=True)
-        done = subprocess.run([sys.executable, str(HERE / script)], check=False)
+    for script, *arguments in SCRIPTS:
+        print("==", script, *arguments, flush=True)
+        done = subprocess.run([sys.executable, str(HERE / script), *arguments], check=False)
         if done.returncode:
             return done.returncode
     return 0

@@ -42,8 +42,7 @@ class Value(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Which numbers are a time: year to second, with what comes behind the second as a number of its "
-    "own or not."""
+    """Which numbers are a time: year to second, and what comes behind the second where that is one too."""
 
     parts: tuple[int, int, int, int, int, int]
     fraction: int | None
