@@ -23,9 +23,9 @@ from tests.runlogs.test_fuzz import check, read_bytes
 
 #: Seeds that one task reads.
 TASK = 500
-#: Microseconds of CPU time a byte, from which a log is slow. Reading line by line takes about 0.3; what pays for
-#: little of its size is trying every format on a log, and learning each kind of line: some thousand bytes of
-#: damaged lines take 40, ten times as many of them half.
+#: Microseconds of CPU time a byte, from which a log is slow. Reading line by line takes about 0.3; what does
+#: not pay in a short log is trying every format and learning each kind of line: some thousand bytes of
+#: damaged lines take 40, sixteen times as many of them half.
 SLOW = 100.0
 #: Bytes from which that is judged.
 LARGE = 2000
