@@ -29,6 +29,7 @@ def _settings(folder: Path) -> None:
 
 def run_transformers(folder: Path) -> None:
     """With evaluations, a checkpoint, and three trackers."""
+    import wandb
     from tests.integrations.tiny import arguments, llama, token_rows
     from transformers import Trainer
 
@@ -47,6 +48,7 @@ def run_transformers(folder: Path) -> None:
     )
     trainer = Trainer(llama(), options, train_dataset=token_rows(), eval_dataset=token_rows(8))
     trainer.train()
+    wandb.finish()  # else its process may be killed, with this one, before it has written the end
     (folder / "truth.json").write_text(json.dumps(trainer.state.log_history))
 
 
