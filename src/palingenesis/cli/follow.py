@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 from palingenesis.findings.status import Status
 
@@ -49,18 +50,18 @@ def _looks(source: str, every: float) -> Iterator[Status | None]:
     from palingenesis.errors import RunLogError
     from palingenesis.findings.status.source import Watch
 
-    watch = Watch(source)
-    while True:
-        began = time.monotonic()
-        closed = watch.closed  # before the look, which then has all of it
-        status = watch.look()
-        took = time.monotonic() - began
-        yield status
-        if closed and status is None:
-            raise RunLogError(f"{source} has ended and holds no two losses: give the log of a run")
-        if status is not None and (closed or (status.over and _quiet(status, every))):
-            return
-        time.sleep(max(every, _REST * took))
+    with closing(Watch(source)) as watch:
+        while True:
+            began = time.monotonic()
+            closed = watch.closed  # before the look, which then has all of it
+            status = watch.look()
+            took = time.monotonic() - began
+            yield status
+            if closed and status is None:
+                raise RunLogError(f"{source} has ended and holds no two losses: give the log of a run")
+            if status is not None and (closed or (status.over and _quiet(status, every))):
+                return
+            time.sleep(max(every, _REST * took))
 
 
 def _quiet(status: Status, every: float) -> bool:

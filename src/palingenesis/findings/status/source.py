@@ -99,8 +99,7 @@ def too_short(log: RunLog) -> str | None:
     at = step_in_words(float(loss.step[0]))
     return (
         f"{log.source} holds one loss only ({number(float(loss.value[0]))} at step {at}): expected two at "
-        "least; "
-        "wait for the next row, or give --follow"
+        "least; wait for the next row, or give --follow"
     )
 
 
@@ -129,6 +128,10 @@ class Watch:
         now = time.time()
         self._note(log, now)
         return _judged(log, self._source, now, self._watched())
+
+    def close(self) -> None:
+        """Look no more: the log's file is let go of."""
+        self._follower.close()
 
     @property
     def closed(self) -> bool:
