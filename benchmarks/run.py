@@ -10,7 +10,8 @@ HERE = Path(__file__).parent
 SCRIPTS = (
     ("overhead.py",),
     ("growth.py",),
-    ("tiers.py",),
+    ("tiers.py", "--lr", "2e-5"),
+    ("tiers.py", "--lr", "3e-4"),
     ("validate.py",),
     ("memory.py",),
     ("runlogs.py",),
